@@ -1,0 +1,109 @@
+"""A zoo of reference models whose cost is published, in plain torch.nn."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from fvflops.zoo.gpt2 import GPT2
+from fvflops.zoo.lenet5 import LeNet5
+from fvflops.zoo.llama import CONFIGS, Llama
+from fvflops.zoo.resnet50 import ResNet50
+from fvflops.zoo.vit_b_16 import ViTB16
+
+__all__ = ["ZOO", "ZooEntry", "build"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooEntry:
+    """One model of the zoo: how to build it, and what it takes.
+
+    `inputs` holds (name, shape, dtype) for each argument of forward, in order, dtype as torch names it.
+    `meta` says that the model is too large for memory, so that `build` puts it on the meta device.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    note: str
+    meta: bool = False
+
+
+ZOO: dict[str, ZooEntry] = {
+    "lenet5": ZooEntry(
+        build=LeNet5,
+        inputs=(("x", (1, 1, 28, 28), "float32"),),
+        note="LeNet-5: 61,706 parameters, LeCun et al. 1998",
+    ),
+    "resnet50": ZooEntry(
+        build=ResNet50,
+        inputs=(("x", (1, 3, 224, 224), "float32"),),
+        note="ResNet-50 v1.5: 25.6 M parameters, arXiv:1512.03385",
+    ),
+    "vit_b_16": ZooEntry(
+        build=ViTB16,
+        inputs=(("x", (1, 3, 224, 224), "float32"),),
+        note="ViT-B/16: 86.6 M parameters, arXiv:2010.11929",
+    ),
+    "gpt2": ZooEntry(
+        build=GPT2,
+        inputs=(("tokens", (1, 1024), "int64"),),
+        note="GPT-2: 124 M parameters, Radford et al. 2019",
+    ),
+    "llama2_7b": ZooEntry(
+        build=partial(Llama, CONFIGS["llama2_7b"]),
+        inputs=(("tokens", (1, 4096), "int64"),),
+        note="Llama-2-7B: 6.74 G parameters, arXiv:2307.09288",
+        meta=True,
+    ),
+    "llama3_8b": ZooEntry(
+        build=partial(Llama, CONFIGS["llama3_8b"]),
+        inputs=(("tokens", (1, 8192), "int64"),),
+        note="Llama-3-8B: 8.03 G parameters, arXiv:2407.21783",
+        meta=True,
+    ),
+    "llama3_70b": ZooEntry(
+        build=partial(Llama, CONFIGS["llama3_70b"]),
+        inputs=(("tokens", (1, 8192), "int64"),),
+        note="Llama-3-70B: 70.6 G parameters, arXiv:2407.21783",
+        meta=True,
+    ),
+    "llama3_405b": ZooEntry(
+        build=partial(Llama, CONFIGS["llama3_405b"]),
+        inputs=(("tokens", (1, 8192), "int64"),),
+        note="Llama-3.1-405B: 406 G parameters, arXiv:2407.21783",
+        meta=True,
+    ),
+    "llama_tiny": ZooEntry(
+        build=partial(Llama, CONFIGS["llama_tiny"]),
+        inputs=(("tokens", (1, 16), "int64"),),
+        note="a Llama of 125,248 parameters, for tests; not published",
+    ),
+}
+
+
+def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
+    """Build the model called `name`, with random weights, in training mode as torch builds every module.
+
+    Without a `device`, a model too large for memory goes to the meta device and any other to torch's default.
+    Raises ValueError, naming the nearest name, for a name that is not in `ZOO`.
+
+    >>> next(build("llama3_405b").parameters()).device
+    device(type='meta')
+    >>> build("resnet5")
+    Traceback (most recent call last):
+    ValueError: no model 'resnet5' in the zoo: did you mean 'resnet50'?
+    """
+    entry = ZOO.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name, ZOO, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"take one of {', '.join(ZOO)}"
+        raise ValueError(f"no model {name!r} in the zoo: {advice}")
+    if device is None and entry.meta:
+        device = "meta"
+    if device is None:
+        return entry.build()
+    with torch.device(device):
+        return entry.build()

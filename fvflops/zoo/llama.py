@@ -1,0 +1,189 @@
+"""Llama, a decoder-only transformer language model with rotary positions and grouped queries.
+
+Published in Touvron et al., "Llama 2" (arXiv:2307.09288), and Grattafiori et al., "The Llama 3 Herd of
+Models" (arXiv:2407.21783: sizes in table 3; section 1 states 3.8e25 flops for training the 405B on 15.6 T
+tokens, which is six times parameters times tokens). Llama 3.1 rescales the rotary frequencies for its 128 K
+context: that changes numbers and no cost, and is left out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """The sizes of a Llama; `heads` are those of the queries, `kv_heads` those of keys and values."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(f"{self}: hidden_size must be an even multiple of heads")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self}: kv_heads must divide heads")
+
+    @property
+    def head_size(self) -> int:
+        """The width of one head."""
+        return self.hidden_size // self.heads
+
+
+CONFIGS = {
+    "llama2_7b": LlamaConfig(
+        vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, layers=32, heads=32, kv_heads=32
+    ),
+    "llama3_8b": LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        rope_theta=500_000.0,
+    ),
+    "llama3_70b": LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        layers=80,
+        heads=64,
+        kv_heads=8,
+        rope_theta=500_000.0,
+    ),
+    "llama3_405b": LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=16_384,
+        intermediate_size=53_248,
+        layers=126,
+        heads=128,
+        kv_heads=8,
+        rope_theta=500_000.0,
+    ),
+    "llama_tiny": LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2
+    ),
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries: (b, n, hidden) to (b, n, hidden)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        self.grouped = config.kv_heads != config.heads
+        kv_size = config.kv_heads * config.head_size
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, heads, n, head_size)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU, three linears and a gate: (b, n, hidden) to (b, n, hidden)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """A Llama of any size.
+
+    Parameters of the released checkpoints, and multiply-adds a token in the linears. Attention adds
+    2 * layers * hidden_size for each of the n positions, without a discount for the causal half.
+
+        Llama-2-7B          6,738,415,616      6,607,077,376
+        Llama-3-8B          8,030,261,248      7,504,658,432
+        Llama-3-70B        70,553,706,496     69,501,714,432
+        Llama-3.1-405B    405,853,388,800    403,747,897,344
+
+    Takes token ids (b, n), gives logits (b, n, vocab_size). Parameters are named as in transformers, less its
+    leading `model.`.
+
+    >>> with torch.device("meta"):
+    ...     model = Llama(CONFIGS["llama2_7b"])
+    >>> sum(p.numel() for p in model.parameters())
+    6738415616
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.apply(initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        cos, sin = compute_rotary(tokens.shape[1], self.config, like=x)
+        for block in self.layers:
+            x = block(x, cos, sin)
+        return self.lm_head(self.norm(x))
+
+
+def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the cosines and sines of the rotary angles, each (n, head_size), dtype and device as `like`.
+
+    The angles themselves are float32: bfloat16 cannot tell position 257 from 256.
+    """
+    powers = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=like.device) / config.head_size
+    positions = torch.arange(n, dtype=torch.float32, device=like.device)
+    angles = torch.outer(positions, config.rope_theta**-powers).repeat(1, 2)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + head_size/2) of x (b, heads, n, head_size) by its position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def initialise(module: nn.Module) -> None:
+    """Draw a layer's weights: normal with deviation 0.02."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)

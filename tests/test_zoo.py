@@ -1,0 +1,386 @@
+"""The zoo against published figures, hand counts and the libraries that it mirrors."""
+
+import dataclasses
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fvflops.zoo import ZOO, build
+from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
+from fvflops.zoo.resnet50 import ResNet50
+from fvflops.zoo.vit_b_16 import ViTB16
+
+PARAMETERS = {
+    "lenet5": 61_706,
+    "resnet50": 25_557_032,
+    "vit_b_16": 86_567_656,
+    "gpt2": 124_439_808,
+    "llama2_7b": 6_738_415_616,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+    # embedding and head, then a layer's q and o, k and v, MLP and norms, then the last norm
+    "llama_tiny": 2 * 256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64) + 64,
+}
+
+# Multiply-adds on the inputs that ZOO names; attention is counted in full.
+MACS = {
+    "lenet5": 416_520,
+    "resnet50": 4_089_184_256,
+    "vit_b_16": 17_563_828_224,
+    "gpt2": 291_648_307_200 // 2,
+    # tokens times the linears' weights, then layers * two products * tokens^2 * hidden size
+    "llama2_7b": 4096 * 6_607_077_376 + 32 * 2 * 4096**2 * 4096,
+    "llama3_8b": 8192 * 7_504_658_432 + 32 * 2 * 8192**2 * 4096,
+    "llama3_70b": 8192 * 69_501_714_432 + 80 * 2 * 8192**2 * 8192,
+    "llama3_405b": 8192 * 403_747_897_344 + 126 * 2 * 8192**2 * 16_384,
+    "llama_tiny": 16 * (256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176)) + 2 * 2 * 16**2 * 64,
+}
+
+OUTPUTS = {
+    "lenet5": (1, 10),
+    "resnet50": (1, 1000),
+    "vit_b_16": (1, 1000),
+    "gpt2": (1, 1024, 50_257),
+    "llama2_7b": (1, 4096, 32_000),
+    "llama3_8b": (1, 8192, 128_256),
+    "llama3_70b": (1, 8192, 128_256),
+    "llama3_405b": (1, 8192, 128_256),
+    "llama_tiny": (1, 16, 256),
+}
+
+SMALL = [name for name, entry in ZOO.items() if not entry.meta]
+TINY_GPT2 = GPT2Config(vocab_size=100, positions=16, width=48, layers=2, heads=4)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def make_inputs(name: str, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Zeros as ZOO describes them, the floating-point ones in `dtype`."""
+    made = [
+        torch.zeros(shape, dtype=getattr(torch, kind), device=device) for _, shape, kind in ZOO[name].inputs
+    ]
+    return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in made]
+
+
+def list_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def is_causal(model: nn.Module, tokens: Tensor, position: int) -> bool:
+    """Whether another token at `position` changes logits from there on, and none before."""
+    other = tokens.clone()
+    other[:, position] += 1
+    before, after = model(tokens), model(other)
+    kept = torch.equal(before[:, :position], after[:, :position])
+    return kept and not torch.allclose(before[:, position:], after[:, position:])
+
+
+@torch.no_grad()
+def scatter(model: nn.Module) -> None:
+    """Move the parameters far from their start, where norms are one and activations too small to differ."""
+    for parameter in model.parameters():
+        parameter.normal_(std=0.3)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def torchvision() -> ModuleType:
+    try:
+        import torchvision
+    except (ImportError, RuntimeError) as error:  # RuntimeError: its compiled half does not fit this torch
+        pytest.skip(f"torchvision, the reference of this test, does not import: {error}")
+    return torchvision
+
+
+@pytest.fixture(scope="module")
+def transformers() -> ModuleType:
+    try:
+        import transformers
+
+        _ = transformers.LlamaForCausalLM  # imports lazily, and with it torchvision where that is installed
+    except (ImportError, RuntimeError) as error:
+        cause = error.__cause__ or error
+        pytest.skip(f"transformers, the reference of this test, does not import: {cause}")
+    return transformers
+
+
+def test_the_tables_above_name_every_model():
+    assert list(PARAMETERS) == list(MACS) == list(OUTPUTS) == list(ZOO)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_parameters_macs_and_shape_are_as_published(name: str):
+    model = build(name, device="meta").eval()
+    assert count_parameters(model) == PARAMETERS[name]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        out = model(*make_inputs(name, "meta"))
+    assert counter.get_total_flops() == 2 * MACS[name]
+    assert out.shape == OUTPUTS[name]
+    assert out.is_meta
+
+
+def test_lenet5_by_hand():
+    convolutions = 28 * 28 * 6 * (1 * 5 * 5) + 10 * 10 * 16 * (6 * 5 * 5)
+    linears = 400 * 120 + 120 * 84 + 84 * 10
+    assert convolutions + linears == MACS["lenet5"]
+    weights = 6 * 25 + 16 * 150 + linears
+    biases = 6 + 16 + 120 + 84 + 10
+    assert weights + biases == PARAMETERS["lenet5"]
+
+
+def test_vit_b_16_by_hand():
+    patches, tokens = 14 * 14, 14 * 14 + 1
+    linears = 12 * tokens * (3 * 768 * 768 + 768 * 768 + 2 * 768 * 3072)
+    attention = 12 * 2 * tokens**2 * 768
+    assert attention == 715_327_488  # as ViTB16 says
+    assert patches * 768 * (3 * 16 * 16) + linears + attention + 768 * 1000 == MACS["vit_b_16"]
+
+
+def test_gpt2_by_hand():
+    linears = 1024 * (12 * 12 * 768 * 768 + 50_257 * 768)
+    attention = 12 * 2 * 1024**2 * 768
+    assert attention == 19_327_352_832  # as GPT2 says
+    assert linears + attention == MACS["gpt2"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_llama_parameters_are_linears_embedding_and_norms(name: str):
+    c = CONFIGS[name]
+    attention = 2 * c.hidden_size**2 + 2 * c.hidden_size * c.kv_heads * c.head_size
+    linears = c.layers * (attention + 3 * c.hidden_size * c.intermediate_size) + c.hidden_size * c.vocab_size
+    norms = (2 * c.layers + 1) * c.hidden_size
+    assert linears + c.vocab_size * c.hidden_size + norms == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_runs_on_meta_in_each_dtype_and_mode(name: str, dtype: torch.dtype, training: bool):
+    model = build(name, device="meta").to(dtype).train(training)
+    out = model(*make_inputs(name, "meta", dtype))
+    assert (out.shape, out.dtype) == (OUTPUTS[name], dtype)
+    out.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet50", "vit_b_16", "llama_tiny"])
+@torch.no_grad()
+def test_runs_on_the_cpu(name: str, dtype: torch.dtype):
+    out = build(name).eval().to(dtype)(*make_inputs(name, "cpu", dtype))
+    assert out.isfinite().all()
+    assert (out.shape, out.dtype) == (OUTPUTS[name], dtype)
+
+
+def test_build_takes_meta_for_the_large_and_the_default_device_for_the_rest():
+    assert next(build("llama2_7b").parameters()).is_meta
+    assert next(build("llama_tiny").parameters()).device == torch.get_default_device()
+    assert next(build("llama_tiny", device="meta").parameters()).is_meta
+    with torch.device("meta"):
+        assert next(build("llama_tiny").parameters()).is_meta
+
+
+def test_meta_marks_the_models_of_more_than_a_billion_parameters():
+    assert {name for name, entry in ZOO.items() if entry.meta} == {
+        n for n, p in PARAMETERS.items() if p > 10**9
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("resnet-50", "did you mean 'resnet50'?"),
+        ("llama3_400b", "did you mean 'llama3_405b'?"),
+        ("?", "lenet5, "),
+    ],
+)
+def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name: str, advice: str):
+    with pytest.raises(ValueError) as caught:
+        build(name)
+    message = str(caught.value)
+    assert repr(name) in message and advice in message and "\n" not in message
+
+
+def test_notes_are_one_line():
+    assert all(entry.note and "\n" not in entry.note for entry in ZOO.values())
+
+
+def test_resnet50_has_the_names_and_shapes_of_torchvision(torchvision: ModuleType):
+    with torch.device("meta"):
+        ours, theirs = ResNet50(), torchvision.models.resnet50()
+    assert list(list_shapes(ours).items()) == list(list_shapes(theirs).items())
+
+
+@torch.no_grad()
+def test_resnet50_computes_what_torchvision_computes(torchvision: ModuleType):
+    theirs = torchvision.models.resnet50().eval()
+    ours = ResNet50().eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_vit_b_16_computes_what_torchvision_computes(torchvision: ModuleType):
+    theirs = torchvision.models.vit_b_16().eval()
+    nn.init.normal_(theirs.heads.head.weight, std=0.02)  # zero as built, which would hide every difference
+    renamed = {}
+    for name, tensor in theirs.state_dict().items():
+        name = name.removeprefix("encoder.").replace("encoder_layer_", "").replace("heads.head", "head")
+        name = name.replace("in_proj_", "qkv.").replace("mlp.3", "mlp.2")
+        renamed[name] = tensor
+    ours = ViTB16().eval()
+    ours.load_state_dict(renamed)
+    x = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+def test_vit_b_16_refuses_another_image_size():
+    with pytest.raises(ValueError, match=r"\(1, 3, 256, 256\)"):
+        build("vit_b_16", device="meta")(torch.zeros(1, 3, 256, 256, device="meta"))
+
+
+def test_gpt2_has_as_many_parameters_as_in_transformers(transformers: ModuleType):
+    with torch.device("meta"):
+        theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    assert count_parameters(theirs) == PARAMETERS["gpt2"]
+
+
+@torch.no_grad()
+def test_gpt2_computes_what_transformers_computes(transformers: ModuleType):
+    c = TINY_GPT2
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=c.vocab_size, n_positions=c.positions, n_embd=c.width, n_layer=c.layers, n_head=c.heads
+        )
+    ).eval()
+    scatter(theirs)
+    # transformers keeps these as (in, out)
+    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    weights = {
+        name.removeprefix("transformer."): tensor.T if name.endswith(transposed) else tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    ours = GPT2(c).eval()
+    ours.load_state_dict(weights)
+    tokens = torch.randint(c.vocab_size, (2, c.positions))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_gpt2_is_causal():
+    model = GPT2(TINY_GPT2).eval()
+    assert is_causal(model, torch.arange(16).reshape(2, 8), position=5)
+
+
+def test_gpt2_shares_the_weight_of_embedding_and_head():
+    model = GPT2(TINY_GPT2)
+    assert model.lm_head.weight is model.wte.weight
+
+
+def test_gpt2_refuses_more_tokens_than_positions():
+    with pytest.raises(ValueError, match=r"\(1, 17\).*16"):
+        GPT2(TINY_GPT2)(torch.zeros(1, 17, dtype=torch.int64))
+
+
+def build_llama_of_transformers(transformers: ModuleType, config: LlamaConfig) -> nn.Module:
+    """A LlamaForCausalLM of the same sizes."""
+    theirs = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rms_norm_eps=config.norm_eps,
+        tie_word_embeddings=config.tie_embeddings,
+    )
+    return transformers.LlamaForCausalLM(theirs)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_llama_has_the_parameters_of_transformers(transformers: ModuleType, name: str):
+    with torch.device("meta"):
+        theirs = build_llama_of_transformers(transformers, CONFIGS[name])
+    assert count_parameters(theirs) == PARAMETERS[name]
+    shapes = {parameter.removeprefix("model."): shape for parameter, shape in list_shapes(theirs).items()}
+    assert list_shapes(build(name, device="meta")) == shapes
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tied", "theta"), [(1, False, 10_000.0), (2, True, 500_000.0), (4, False, 100.0)]
+)
+@torch.no_grad()
+def test_llama_computes_what_transformers_computes(
+    transformers: ModuleType, kv_heads: int, tied: bool, theta: float
+):
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        layers=2,
+        heads=4,
+        kv_heads=kv_heads,
+        rope_theta=theta,
+        tie_embeddings=tied,
+    )
+    theirs = build_llama_of_transformers(transformers, config).eval()
+    scatter(theirs)
+    ours = Llama(config).eval()
+    ours.load_state_dict(
+        {name.removeprefix("model."): tensor for name, tensor in theirs.state_dict().items()}
+    )
+    assert count_parameters(ours) == count_parameters(theirs)
+    tokens = torch.randint(100, (2, 33))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_llama_is_causal():
+    model = build("llama_tiny").eval()
+    assert is_causal(model, torch.arange(16).reshape(2, 8), position=5)
+
+
+def test_llama_caches_nothing_on_its_modules():
+    model = build("llama_tiny")
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    model(torch.zeros(1, 16, dtype=torch.int64))
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"heads": 64}, {"kv_heads": 3}])
+def test_llama_config_refuses_sizes_that_do_not_divide(sizes: dict[str, int]):
+    with pytest.raises(ValueError, match=r"LlamaConfig.*heads"):
+        dataclasses.replace(CONFIGS["llama_tiny"], **sizes)
+
+
+class SeesTheFuture(nn.Module):
+    """A language model of the wrong kind: each position adds up them all."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.float().sum(dim=1, keepdim=True).expand_as(tokens)[..., None]
+
+
+class SeesNothing(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.zeros(*tokens.shape, 1)
+
+
+@pytest.mark.parametrize("model", [SeesTheFuture(), SeesNothing()], ids=["future", "nothing"])
+def test_is_causal_can_fail(model: nn.Module):
+    assert not is_causal(model, torch.arange(16).reshape(2, 8), position=5)
