@@ -1,0 +1,30 @@
+"""The plain data that everything else is built on: specs, signatures, module tree, trace, counts."""
+
+from fvflops.trace.counts import Counts, Entry, Status
+from fvflops.trace.modules import ModuleInfo, ModuleTree, ParameterInfo
+from fvflops.trace.signature import RegionSignature, Signature
+from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
+from fvflops.trace.summary import Summary
+from fvflops.trace.trace import Event, Region, StopsAt, Storage, Trace, TraceError
+
+__all__ = [
+    "Counts",
+    "Entry",
+    "Event",
+    "ModuleInfo",
+    "ModuleTree",
+    "ParameterInfo",
+    "Region",
+    "RegionSignature",
+    "Signature",
+    "Status",
+    "StopsAt",
+    "Storage",
+    "Summary",
+    "Symbol",
+    "TensorSpec",
+    "Trace",
+    "TraceError",
+    "Value",
+    "tensors_in",
+]

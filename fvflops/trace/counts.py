@@ -1,0 +1,112 @@
+"""The counts: what each op call came to, and its sums by operator, by module and by both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from fvflops.trace.modules import ModuleTree
+
+
+class Status(str, Enum):
+    """What a table says of an op.
+
+    COUNTED has a formula, FREE does no arithmetic, OMITTED does arithmetic that the convention leaves out, and UNKNOWN
+    is in no table: it is reported, never taken for zero.
+    """
+
+    COUNTED = "counted"
+    FREE = "free"
+    OMITTED = "omitted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All calls of one signature in one scope and phase, under one label.
+
+    `scope` holds the names of the modules it ran under, root first. `value` is what the metric counts, for all calls
+    together; `macs` and `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number
+    of output elements of all calls.
+    """
+
+    scope: tuple[str, ...]
+    phase: str
+    op: str
+    label: str
+    status: Status
+    calls: int
+    value: int
+    macs: int = 0
+    flops: int = 0
+    elements: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The entries of one metric over one trace, and the questions they answer.
+
+    `ancestors` says to which modules an entry belongs: "owner" to the last module of its scope and that module's
+    parents by name, "caller" to every module of its scope.
+    """
+
+    metric: str
+    modules: ModuleTree
+    entries: tuple[Entry, ...]
+
+    def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
+        """Yield each module that what ran under a scope belongs to, once."""
+        if ancestors == "caller":
+            yield from dict.fromkeys(scope)
+            return
+        parts = scope[-1].split(".") if scope and scope[-1] else []
+        for length in range(len(parts) + 1):
+            yield ".".join(parts[:length])
+
+    def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
+        """Return module name → Counter of labels, for every module of the tree, zeros left out."""
+        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        for entry in self.entries:
+            if entry.value:
+                for name in self.of_scope(entry.scope, ancestors):
+                    table[name][entry.label] += entry.value
+        return table
+
+    def calls_by_module(self, ancestors: str = "owner", *statuses: Status) -> dict[str, Counter[str]]:
+        """Return module name → Counter of op → calls, of the ops whose status is one of `statuses`."""
+        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        for entry in self.entries:
+            if entry.status in statuses and entry.calls:
+                for name in self.of_scope(entry.scope, ancestors):
+                    table[name][entry.op] += entry.calls
+        return table
+
+    def total(self) -> int:
+        """Return the sum over all entries."""
+        return sum(entry.value for entry in self.entries)
+
+    def by_label(self) -> Counter[str]:
+        """Return label → value over the whole model."""
+        sums: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.value:
+                sums[entry.label] += entry.value
+        return sums
+
+    def ledger(self) -> Mapping[Status, Counter[str]]:
+        """Return status → Counter of op → calls over the whole model."""
+        ledger: dict[Status, Counter[str]] = {status: Counter() for status in Status}
+        for entry in self.entries:
+            if entry.calls:
+                ledger[entry.status][entry.op] += entry.calls
+        return ledger
+
+    def unknown_elements(self) -> Counter[str]:
+        """Return op → output elements of all calls, for the ops that no row knows."""
+        elements: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.status is Status.UNKNOWN:
+                elements[entry.op] += entry.elements
+        return elements

@@ -1,0 +1,135 @@
+"""The module tree: the names, classes and parameters of a model, without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter or buffer as a module holds it.
+
+    `name` is the full dotted name, `identity` is equal for two names of one tensor (tied weights).
+    """
+
+    name: str
+    spec: TensorSpec
+    identity: int
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """One place in the module tree.
+
+    `name` is the dotted path to this place, `canonical` the first path at which the same module object stands;
+    they differ for a shared module. `class_name` is what `repr` prints; `classes` are the qualified names of the
+    classes whose `forward` this module runs, its own first. `attributes` are its public ints, floats, bools and
+    strings. `children` are (attribute, dotted path) pairs; a child that is None has the path None.
+    """
+
+    name: str
+    canonical: str
+    class_name: str
+    classes: tuple[str, ...] = ()
+    extra_repr: str = ""
+    has_forward: bool = True
+    parameters: tuple[ParameterInfo, ...] = ()
+    buffers: tuple[ParameterInfo, ...] = ()
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    children: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTree:
+    """Every place in a model, root first, a parent before its children, shared modules at each of their places.
+
+    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net"), "fc": ModuleInfo("fc", "fc", "Linear")})
+    >>> tree.canonical("fc")
+    'fc'
+    """
+
+    places: Mapping[str, ModuleInfo]
+
+    @property
+    def root(self) -> ModuleInfo:
+        """The place named ''."""
+        return self.places[""]
+
+    def modules(self) -> Iterator[ModuleInfo]:
+        """Yield each module once, at its canonical place, in tree order."""
+        return (place for place in self.places.values() if place.name == place.canonical)
+
+    def canonical(self, name: str) -> str:
+        """Return the canonical name of a module; a name that is not in the tree raises KeyError naming the nearest."""
+        if not isinstance(name, str):
+            raise TypeError(f"a module is named by a string such as 'layer1.0', not by {name!r}")
+        if name in self.places:
+            return self.places[name].canonical
+        near = get_close_matches(name, self.places, n=1, cutoff=0.0)
+        raise KeyError(f"no module is named {name!r}; the nearest is {near[0] if near else ''!r}")
+
+    def parameters(self) -> Iterator[ParameterInfo]:
+        """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
+        seen: set[int] = set()
+        for place in self.modules():
+            for parameter in place.parameters:
+                if parameter.identity not in seen:
+                    seen.add(parameter.identity)
+                    yield parameter
+
+    def encode(self) -> list[dict[str, Any]]:
+        """Return the tree as plain JSON types."""
+        return [
+            {
+                "name": place.name,
+                "canonical": place.canonical,
+                "class_name": place.class_name,
+                "classes": list(place.classes),
+                "extra_repr": place.extra_repr,
+                "has_forward": place.has_forward,
+                "parameters": [_encode_parameter(parameter) for parameter in place.parameters],
+                "buffers": [_encode_parameter(buffer) for buffer in place.buffers],
+                "attributes": {key: encode_value(value) for key, value in place.attributes.items()},
+                "children": [list(child) for child in place.children],
+            }
+            for place in self.places.values()
+        ]
+
+    @staticmethod
+    def decode(records: list[dict[str, Any]]) -> ModuleTree:
+        """Return the tree that `encode` wrote."""
+        return ModuleTree(
+            {
+                record["name"]: ModuleInfo(
+                    name=record["name"],
+                    canonical=record["canonical"],
+                    class_name=record["class_name"],
+                    classes=tuple(record["classes"]),
+                    extra_repr=record["extra_repr"],
+                    has_forward=record["has_forward"],
+                    parameters=tuple(_decode_parameter(item) for item in record["parameters"]),
+                    buffers=tuple(_decode_parameter(item) for item in record["buffers"]),
+                    attributes={key: decode_value(value) for key, value in record["attributes"].items()},
+                    children=tuple((key, path) for key, path in record["children"]),
+                )
+                for record in records
+            }
+        )
+
+
+def _encode_parameter(parameter: ParameterInfo) -> list[Any]:
+    return [parameter.name, encode_value(parameter.spec), parameter.identity, parameter.trainable]
+
+
+def _decode_parameter(record: list[Any]) -> ParameterInfo:
+    name, spec, identity, trainable = record
+    tensor = decode_value(spec)
+    if not isinstance(tensor, TensorSpec):
+        raise ValueError(f"parameter {name!r} of a trace has no tensor spec: {spec}")
+    return ParameterInfo(name, tensor, identity, trainable)

@@ -1,0 +1,54 @@
+"""The signature of a call: the op or region, and all that its cost can depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fvflops.trace.spec import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One way in which an op was called: its name, its arguments in schema order, its results.
+
+    `op` is the full name (`aten::add.Tensor`), `names` the schema's argument names, `inputs` one value for each of
+    them with defaults filled in, `outputs` one value for each result. `schema` is the text that errors replay.
+
+    >>> Signature("aten::relu", ("self",), (None,), (None,)).packet
+    'aten::relu'
+    """
+
+    op: str
+    names: tuple[str, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    schema: str = ""
+
+    @property
+    def packet(self) -> str:
+        """The op's name without its overload: `aten::add` for `aten::add.Tensor`."""
+        return packet_of(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSignature:
+    """One way in which a region was called: its index among the trace's regions, what went in and what came out.
+
+    `inputs` and `outputs` hold the tensors found in the arguments and results, in order, however deep they were nested.
+    """
+
+    region: int
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+def packet_of(op: str) -> str:
+    """Return an op's name without its overload.
+
+    >>> packet_of("aten::add.Tensor"), packet_of("prim::PythonOp.Swish")
+    ('aten::add', 'prim::PythonOp.Swish')
+    """
+    if op.startswith("prim::PythonOp."):
+        return op
+    namespace, separator, name = op.partition("::")
+    return namespace + separator + name.partition(".")[0]

@@ -1,0 +1,163 @@
+"""The spec of a value: what a tensor or an argument looked like, without its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Union
+
+_ITEM_SIZES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "qint8": 1,
+    "quint8": 1,
+    "qint32": 4,
+    "quint4x2": 1,
+    "quint2x4": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The shape, dtype, device and layout of a tensor.
+
+    `shape` is in elements; `dtype`, `device` and `layout` are torch's names without the `torch.` in front.
+    `nnz` is the number of stored elements of a sparse tensor and None for every other layout.
+
+    >>> TensorSpec((2, 3), "float32").numel
+    6
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    device: str = "cpu"
+    layout: str = "strided"
+    nnz: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """The number of elements, 1 for a scalar tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements; a dtype that this page does not know raises KeyError."""
+        return self.numel * _ITEM_SIZES[self.dtype]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether an element is a complex number."""
+        return self.dtype.startswith("complex")
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether an element is a real floating-point number."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that is neither a number nor a tensor: a dtype, a device, a generator, a graph.
+
+    >>> Symbol("dtype", "float32")
+    Symbol(kind='dtype', name='float32')
+    """
+
+    kind: str
+    name: str
+
+
+Value = Union[TensorSpec, Symbol, None, bool, int, float, complex, str, tuple["Value", ...]]
+
+
+def tensors_in(value: Value) -> Iterator[TensorSpec]:
+    """Yield the tensor specs in a value, in order, however deep they are nested.
+
+    >>> [spec.shape for spec in tensors_in((TensorSpec((1,)), (TensorSpec((2,)), 3)))]
+    [(1,), (2,)]
+    """
+    if isinstance(value, TensorSpec):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def encode_value(value: Value) -> Any:
+    """Return a value as plain JSON types; `decode_value` is its inverse.
+
+    >>> encode_value(TensorSpec((2, 3)))
+    {'tensor': [2, 3], 'dtype': 'float32', 'device': 'cpu'}
+    """
+    if isinstance(value, TensorSpec):
+        record: dict[str, Any] = {"tensor": list(value.shape), "dtype": value.dtype, "device": value.device}
+        if value.layout != "strided":
+            record["layout"] = value.layout
+        if value.nnz is not None:
+            record["nnz"] = value.nnz
+        return record
+    if isinstance(value, Symbol):
+        return {"symbol": value.kind, "name": value.name}
+    if isinstance(value, tuple):
+        return [encode_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, complex):
+        return {"complex": str(value)}
+    return value
+
+
+def decode_value(record: Any) -> Value:
+    """Return the value that `encode_value` wrote; a record of another form raises ValueError.
+
+    >>> decode_value([1, {"float": "inf"}])
+    (1, inf)
+    """
+    if isinstance(record, list):
+        return tuple(decode_value(item) for item in record)
+    if not isinstance(record, dict):
+        return record
+    if "tensor" in record:
+        return TensorSpec(
+            tuple(record["tensor"]),
+            record["dtype"],
+            record["device"],
+            record.get("layout", "strided"),
+            record.get("nnz"),
+        )
+    if "symbol" in record:
+        return Symbol(record["symbol"], record["name"])
+    if "float" in record:
+        return float(record["float"])
+    if "complex" in record:
+        return complex(record["complex"])
+    raise ValueError(f"a value of a trace is written in a form that this version does not know: {record}")

@@ -1,0 +1,29 @@
+"""The summary: what a report sees, counts by module and by operator beside the module tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fvflops.trace.modules import ModuleTree
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One analysed model, ready to be rendered.
+
+    `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count, headings
+    in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
+    name → label → count. `uncalled` maps a heading to the modules in which no op was seen. `ledger` maps a status
+    ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
+    elements. `about` names the model, the table, its multiply_add and the versions.
+    """
+
+    modules: ModuleTree
+    columns: Mapping[str, Mapping[str, int]]
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    by_both: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    uncalled: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unknown_elements: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)

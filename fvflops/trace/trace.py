@@ -1,0 +1,279 @@
+"""The Trace: what ran, in order, where and on what shapes; the currency between recording and counting."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from fvflops.trace.modules import ModuleTree
+from fvflops.trace.signature import RegionSignature, Signature, packet_of
+from fvflops.trace.spec import Value, decode_value, encode_value
+
+SCHEMA = 1
+_FORMAT = "fvflops.trace"
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or cannot answer what it is asked."""
+
+
+class Event(NamedTuple):
+    """One thing that happened, in order; a column that a recording does not fill keeps its default.
+
+    `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
+    signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
+    the index of the stack it ran under, `thread` is 0 for the thread that started the recording, `reads` and `writes`
+    are indexes of storages. Times are in nanoseconds, memory in bytes.
+    """
+
+    kind: str
+    item: int
+    stack: int = 0
+    phase: str = "forward"
+    thread: int = 0
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    raised: bool = False
+    rank: int | None = None
+    start_ns: int | None = None
+    duration_ns: int | None = None
+    memory_before: int | None = None
+    memory_after: int | None = None
+    memory_peak: int | None = None
+
+
+class Region(NamedTuple):
+    """A module ("module") or an autograd.Function ("function") that can be entered; `name` is canonical, or the class."""
+
+    kind: str
+    name: str
+
+
+class Storage(NamedTuple):
+    """A block of memory: its size, its device, and where it came from ("parameter", "buffer", "input", "op", "outside")."""
+
+    nbytes: int
+    device: str
+    origin: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopsAt:
+    """The ops and regions that a recording does not look into.
+
+    With `everything` false these are `names`; with `everything` true all but `names`. A name without an overload stands
+    for all overloads.
+
+    >>> "aten::linear" in StopsAt(frozenset({"aten::linear"}))
+    True
+    >>> "aten::add.Tensor" in StopsAt(frozenset({"aten::add"}))
+    True
+    >>> "aten::conv2d" in StopsAt(frozenset({"aten::conv2d"}), everything=True)
+    False
+    """
+
+    names: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def __contains__(self, name: str) -> bool:
+        return (name in self.names or packet_of(name) in self.names) != self.everything
+
+    def including(self, names: Iterable[str]) -> StopsAt:
+        """Return a set that holds `names` too."""
+        if self.everything:
+            return StopsAt(self.names - frozenset(names), True)
+        return StopsAt(self.names | frozenset(names), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one run of a model did: plain data, no tensors.
+
+    `stacks` are tuples of indexes of `regions`, innermost last; stack 0 is the root. `calls` is the aggregated form,
+    (signature, stack, phase) → number of calls, and `region_calls` the same for regions; `events` is the ordered form,
+    or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked into and
+    `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete` is False
+    where the run raised. Merged traces share one module tree.
+    """
+
+    modules: ModuleTree
+    regions: tuple[Region, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    signatures: tuple[Signature, ...]
+    region_signatures: tuple[RegionSignature, ...]
+    calls: Mapping[tuple[int, int, str], int]
+    region_calls: Mapping[tuple[int, int, str], int]
+    events: tuple[Event, ...] | None = None
+    storages: tuple[Storage, ...] = ()
+    stops_at: StopsAt = StopsAt()
+    decomposed: frozenset[str] = frozenset()
+    active: frozenset[int] = frozenset()
+    about: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
+
+    def scope_of(self, stack: int) -> tuple[str, ...]:
+        """Return the names of the modules in a stack, root first; its last is the owner of what ran there."""
+        return tuple(self.regions[index].name for index in self.stacks[stack] if self.regions[index].kind == "module")
+
+    def aggregate(self) -> Trace:
+        """Return the same trace without its ordered events and storages."""
+        return replace(self, events=None, storages=())
+
+    def to_json(self) -> str:
+        """Return the trace as JSON text, which `Trace.from_json` reads; events are written by column."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "schema": SCHEMA,
+                "about": dict(self.about),
+                "complete": self.complete,
+                "stops_at": {"names": sorted(self.stops_at.names), "everything": self.stops_at.everything},
+                "decomposed": sorted(self.decomposed),
+                "active": sorted(self.active),
+                "modules": self.modules.encode(),
+                "regions": [list(region) for region in self.regions],
+                "stacks": [list(stack) for stack in self.stacks],
+                "ops": {item.op: [list(item.names), item.schema] for item in self.signatures},
+                "signatures": [
+                    [item.op, encode_value(item.inputs), encode_value(item.outputs)] for item in self.signatures
+                ],
+                "region_signatures": [
+                    [item.region, encode_value(item.inputs), encode_value(item.outputs)]
+                    for item in self.region_signatures
+                ],
+                "calls": [[*key, count] for key, count in self.calls.items()],
+                "region_calls": [[*key, count] for key, count in self.region_calls.items()],
+                "events": None if self.events is None else _columns(self.events),
+                "storages": [list(storage) for storage in self.storages],
+            },
+            allow_nan=False,
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Trace:
+        """Return the trace that `to_json` wrote; text that is no trace, is cut short or newer raises TraceError."""
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise TraceError(f"this is no whole trace: it is not JSON ({error})") from error
+        if not isinstance(record, dict) or record.get("format") != _FORMAT:
+            raise TraceError(f"this is no trace of fvflops: it lacks the mark \"format\": \"{_FORMAT}\"")
+        if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
+            raise TraceError(
+                f"this trace has schema {record.get('schema')!r}, and this fvflops reads up to {SCHEMA}: update fvflops"
+            )
+        try:
+            return _decode(record)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise TraceError(f"this trace is damaged: {type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def merge(traces: Iterable[Trace]) -> Trace:
+        """Return the aggregated trace of several runs of one model; two different module trees raise TraceError."""
+        parts = list(traces)
+        if not parts:
+            raise TraceError("merging needs at least one trace")
+        first = parts[0]
+        for part in parts[1:]:
+            if part.modules.places.keys() != first.modules.places.keys() or part.stops_at != first.stops_at:
+                raise TraceError("only traces of one model, recorded with the same stops, can be merged")
+        regions: dict[Region, int] = {}
+        stacks: dict[tuple[int, ...], int] = {}
+        signatures: dict[Signature, int] = {}
+        region_signatures: dict[RegionSignature, int] = {}
+        calls: Counter[tuple[int, int, str]] = Counter()
+        region_calls: Counter[tuple[int, int, str]] = Counter()
+        active: set[int] = set()
+        for part in parts:
+            region_at = [regions.setdefault(region, len(regions)) for region in part.regions]
+            stack_at = [
+                stacks.setdefault(tuple(region_at[index] for index in stack), len(stacks)) for stack in part.stacks
+            ]
+            signature_at = [signatures.setdefault(item, len(signatures)) for item in part.signatures]
+            region_signature_at = [
+                region_signatures.setdefault(replace(item, region=region_at[item.region]), len(region_signatures))
+                for item in part.region_signatures
+            ]
+            for (signature, stack, phase), count in part.calls.items():
+                calls[signature_at[signature], stack_at[stack], phase] += count
+            for (signature, stack, phase), count in part.region_calls.items():
+                region_calls[region_signature_at[signature], stack_at[stack], phase] += count
+            active.update(stack_at[stack] for stack in part.active)
+        return Trace(
+            modules=first.modules,
+            regions=tuple(regions),
+            stacks=tuple(stacks),
+            signatures=tuple(signatures),
+            region_signatures=tuple(region_signatures),
+            calls=dict(calls),
+            region_calls=dict(region_calls),
+            stops_at=first.stops_at,
+            decomposed=frozenset().union(*(part.decomposed for part in parts)),
+            active=frozenset(active),
+            about=first.about,
+            complete=all(part.complete for part in parts),
+        )
+
+
+def _columns(events: tuple[Event, ...]) -> dict[str, Any]:
+    columns: dict[str, Any] = {"length": len(events)}
+    for index, name in enumerate(Event._fields):
+        column = [event[index] for event in events]
+        default = Event._field_defaults.get(name)
+        if name not in Event._field_defaults or any(value != default for value in column):
+            columns[name] = column
+    return columns
+
+
+def _events(columns: dict[str, Any]) -> tuple[Event, ...]:
+    unknown = columns.keys() - set(Event._fields) - {"length"}
+    if unknown:
+        raise ValueError(f"events have columns that this version does not know: {sorted(unknown)}")
+    names = [name for name in Event._fields if name in columns]
+    for name in ("reads", "writes"):
+        if name in columns:
+            columns[name] = [tuple(item) for item in columns[name]]
+    if any(len(columns[name]) != columns["length"] for name in names):
+        raise ValueError("the columns of its events differ in length")
+    return tuple(
+        Event(**dict(zip(names, row, strict=True)))
+        for row in zip(*(columns[name] for name in names), strict=True)
+    )
+
+
+def _decode(record: dict[str, Any]) -> Trace:
+    ops = {op: (tuple(names), schema) for op, (names, schema) in record["ops"].items()}
+    return Trace(
+        modules=ModuleTree.decode(record["modules"]),
+        regions=tuple(Region(*item) for item in record["regions"]),
+        stacks=tuple(tuple(stack) for stack in record["stacks"]),
+        signatures=tuple(
+            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1])
+            for op, inputs, outputs in record["signatures"]
+        ),
+        region_signatures=tuple(
+            RegionSignature(region, _values(inputs), _values(outputs))
+            for region, inputs, outputs in record["region_signatures"]
+        ),
+        calls={(item, stack, phase): count for item, stack, phase, count in record["calls"]},
+        region_calls={(item, stack, phase): count for item, stack, phase, count in record["region_calls"]},
+        events=None if record["events"] is None else _events(record["events"]),
+        storages=tuple(Storage(*item) for item in record["storages"]),
+        stops_at=StopsAt(frozenset(record["stops_at"]["names"]), record["stops_at"]["everything"]),
+        decomposed=frozenset(record["decomposed"]),
+        active=frozenset(record["active"]),
+        about=record["about"],
+        complete=record["complete"],
+    )
+
+
+def _values(record: list[Any]) -> tuple[Value, ...]:
+    value = decode_value(record)
+    if not isinstance(value, tuple):
+        raise ValueError(f"a signature holds {record} where a list belongs")
+    return value
