@@ -1,0 +1,50 @@
+"""The dispatch mode: it sees every op, and looks into the composite ones that are no stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from fvflops.capture.recorder import Recorder
+from fvflops.capture.restore import UndoLog
+from fvflops.capture.signature import tensors_of
+
+
+class RecordingMode(TorchDispatchMode):
+    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log first."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder, undo_log: UndoLog) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._undo_log = undo_log
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = {} if kwargs is None else kwargs
+        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
+            # A wrapper (DTensor, a quantised weight) runs its own rule; this mode then sees the ops inside.
+            return NotImplemented
+        schema = self._recorder.schema(func)
+        if schema.composite and schema.name not in self._recorder.stops_at and _all_strided(args, kwargs):
+            self._recorder.decompose(schema)
+            with self:
+                return func.decompose(*args, **kwargs)
+        self._undo_log.before(schema, args, kwargs, self._recorder.fresh)
+        result = func(*args, **kwargs)
+        self._recorder.call(schema, args, kwargs, result)
+        return result
+
+
+def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the composite kernel is the one that would run: sparse and nested tensors have their own."""
+    return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))

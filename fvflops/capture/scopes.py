@@ -1,0 +1,76 @@
+"""The scope stack: module hooks that push a module's name when it is called and pop it when it returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from fvflops.capture.recorder import Recorder
+
+# Their forward takes a fused path, in which neither their submodules nor their products show, when no gradient is
+# needed and no torch function mode is on. A mode that does nothing therefore keeps them on the path that training
+# takes, and, unlike torch.backends.mha's switch, nobody else sees it.
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+class _Unfused(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Hook each module for as long as the context lasts; a ScriptModule is hooked, what is inside it is not."""
+    handles = []
+    try:
+        for module, name in names.items():
+            if not _inside_script(module, name, names):
+                handles.extend(_hook(module, name, recorder))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _inside_script(module: nn.Module, name: str, names: Mapping[nn.Module, str]) -> bool:
+    if not isinstance(module, torch.jit.ScriptModule) or not name:
+        return False
+    parent = name.rpartition(".")[0]
+    return any(isinstance(other, torch.jit.ScriptModule) for other, path in names.items() if path == parent)
+
+
+def _hook(module: nn.Module, name: str, recorder: Recorder) -> list[Any]:
+    tokens: list[int] = []
+    outer_error: list[BaseException | None] = []
+    modes: list[_Unfused] = []
+    fused = isinstance(module, _FUSED)
+
+    def push(_: nn.Module, args: Any, kwargs: Any) -> None:
+        if recorder.own_thread():
+            tokens.append(recorder.enter("module", name, (args, kwargs)))
+            outer_error.append(sys.exc_info()[1])
+            if fused:
+                modes.append(_Unfused())
+                modes[-1].__enter__()
+
+    def pop(_: nn.Module, args: Any, result: Any) -> None:
+        if recorder.own_thread() and tokens:
+            if fused:
+                modes.pop().__exit__(None, None, None)
+            error = sys.exc_info()[1]
+            raised = error is not None and error is not outer_error.pop()
+            recorder.leave(tokens.pop(), result, raised=raised)
+
+    # Called on nn.Module itself, because a ScriptModule refuses the methods and yet runs the hooks.
+    return [
+        nn.Module.register_forward_pre_hook(module, push, prepend=True, with_kwargs=True),
+        nn.Module.register_forward_hook(module, pop, always_call=True),
+    ]

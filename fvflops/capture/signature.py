@@ -1,0 +1,147 @@
+"""The making of specs and signatures: torch's tensors and arguments turned into plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fvflops.trace import Signature, Symbol, TensorSpec, Value
+
+_SPARSE = frozenset({"sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OpSchema:
+    """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
+
+    `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    defaults: tuple[Value, ...]
+    position: Mapping[str, int]
+    written: tuple[int, ...]
+    composite: bool
+    text: str
+
+
+def describe_op(op: Any) -> OpSchema:
+    """Return what is known of an `OpOverload` or a `HigherOrderOperator`."""
+    if not isinstance(op, torch._ops.OpOverload):
+        name = f"higher_order::{op.name()}"
+        return OpSchema(name, (), (), {}, (), False, f"{name}(...)")
+    schema = op._schema
+    names = tuple(argument.name for argument in schema.arguments)
+    return OpSchema(
+        name=op.name(),
+        names=names,
+        defaults=tuple(
+            describe(argument.default_value) if argument.has_default_value() else None for argument in schema.arguments
+        ),
+        position={name: index for index, name in enumerate(names)},
+        written=tuple(
+            index
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        composite=(
+            torch._C.DispatchKey.CompositeImplicitAutograd in op.py_kernels
+            or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+        ),
+        text=str(schema),
+    )
+
+
+def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
+    """Return one value for each argument of the schema, defaults filled in.
+
+    A higher-order op has no schema: its positional arguments come first, then its keyword arguments.
+    """
+    if not schema.names:
+        return tuple(describe(value) for value in (*args, *kwargs.values()))
+    values = [describe(value) for value in args]
+    values.extend(schema.defaults[len(values) :])
+    for name, value in kwargs.items():
+        values[schema.position[name]] = describe(value)
+    return tuple(values)
+
+
+def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Signature:
+    """Return the signature of one call of an op, from its arguments and its result."""
+    schema = describe_op(op)
+    return Signature(schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text)
+
+
+def describe_result(result: Any) -> tuple[Value, ...]:
+    """Return one value for each result of an op; an op without a result gives ()."""
+    if result is None:
+        return ()
+    return tuple(describe(item) for item in result) if isinstance(result, tuple) else (describe(result),)
+
+
+def describe(value: Any) -> Value:
+    """Return the plain value that stands for an argument; an unknown object becomes a Symbol of its class."""
+    if isinstance(value, torch.Tensor):
+        return describe_tensor(value)
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    if isinstance(value, (list, tuple, torch.Size)):
+        return tuple(describe(item) for item in value)
+    if isinstance(value, torch.dtype):
+        return Symbol("dtype", dtype_name(value))
+    if isinstance(value, torch.device):
+        return Symbol("device", str(value))
+    if isinstance(value, torch.layout):
+        return Symbol("layout", str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return Symbol("memory_format", str(value).removeprefix("torch."))
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return Symbol("object", type(value).__qualname__)
+
+
+def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
+    """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
+    layout = str(tensor.layout).removeprefix("torch.")
+    shape = _nested_shape(tensor) if tensor.is_nested else tuple(int(size) for size in tensor.shape)
+    return TensorSpec(
+        shape=shape,
+        dtype=dtype_name(tensor.dtype),
+        device=str(tensor.device),
+        layout=layout,
+        nnz=tensor._nnz() if layout in _SPARSE else None,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype without the `torch.` in front."""
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name, None))
+
+
+def _nested_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    parts = [tuple(part.shape) for part in tensor.unbind()]
+    return (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
