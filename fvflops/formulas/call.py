@@ -1,0 +1,94 @@
+"""The call: what a formula sees of one op call or region, without tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+from fvflops.trace import Signature, TensorSpec, Value, tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as a formula or a handle sees it: `def handle(call): return Cost(macs=call.out.numel)`.
+
+    `op` is the full name (`aten::addmm`). `arguments` maps every argument name of the op's schema to its value,
+    defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an
+    absent one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A
+    module or an `autograd.Function` has the arguments `input`, `input_1`, `input_2` ..., the tensors that went in.
+    `attributes` holds a module's numbers, texts and parameters by name, and is empty for everything else.
+
+    >>> spec = TensorSpec((2, 3))
+    >>> call = Call("aten::relu", {"self": spec}, (spec,), "aten::relu(Tensor self) -> Tensor")
+    >>> call.shape("self"), call.out.numel, call.operands
+    ((2, 3), 6, ('self',))
+    """
+
+    op: str
+    arguments: Mapping[str, Value]
+    outputs: tuple[Value, ...]
+    schema: str = ""
+    attributes: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+
+    @staticmethod
+    def of(signature: Signature) -> Call:
+        """Return the call that a signature describes; an op without a schema has `argument_0`, `argument_1` ..."""
+        if signature.names or not signature.inputs:
+            arguments = dict(zip(signature.names, signature.inputs, strict=True))
+            return Call(signature.op, arguments, signature.outputs, signature.schema)
+        return _nameless(signature.op, "argument_{}", signature.inputs, signature.outputs)
+
+    @staticmethod
+    def of_region(
+        name: str, inputs: Sequence[Value], outputs: Sequence[Value], attributes: Mapping[str, Value] | None = None
+    ) -> Call:
+        """Return the call of a module or an `autograd.Function`."""
+        call = _nameless(name, "input_{}", inputs, outputs)
+        arguments = {"input" if key == "input_0" else key: value for key, value in call.arguments.items()}
+        schema = call.schema.replace("input_0", "input", 1)
+        return Call(name, arguments, call.outputs, schema, attributes or {})
+
+    @property
+    def out(self) -> TensorSpec:
+        """The first tensor among the results; a call without one raises ValueError."""
+        for spec in tensors_in(self.outputs):
+            return spec
+        raise ValueError(f"{self.op} returned no tensor, so it has no `out`")
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of the arguments that are tensors by the schema, given or not, in its order; lists are left out."""
+        return operands_of(self.schema)
+
+    def tensor(self, name: str) -> TensorSpec:
+        """Return a tensor argument; a name that is no argument, or whose value is no tensor, raises ValueError."""
+        if name not in self.arguments:
+            raise ValueError(f"{self.op} has no argument {name!r}: it has {', '.join(self.arguments) or 'none'}")
+        value = self.arguments[name]
+        if not isinstance(value, TensorSpec):
+            raise ValueError(f"the argument {name!r} of {self.op} is {value!r}, not a tensor")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor argument; the errors are those of `tensor`."""
+        return self.tensor(name).shape
+
+
+@lru_cache(maxsize=4096)
+def operands_of(schema: str) -> tuple[str, ...]:
+    """Return the names of the arguments of type Tensor or Tensor? in the text of a schema.
+
+    >>> operands_of("aten::lstm.input(Tensor input, Tensor[] hx, bool train, Tensor? mask=None) -> (Tensor, Tensor)")
+    ('input', 'mask')
+    """
+    arguments = schema.partition("(")[2].rpartition(") -> ")[0]
+    return tuple(re.findall(r"\bTensor(?:\([^)]*\))?\?? (\w+)", arguments))
+
+
+def _nameless(op: str, template: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Call:
+    arguments = {template.format(index): value for index, value in enumerate(inputs)}
+    words = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
+    return Call(op, arguments, tuple(outputs), f"{op}({', '.join(words)}) -> (...)")

@@ -1,0 +1,136 @@
+"""The document: a YAML file as plain nodes that know their lines; nothing in it is resolved, expanded or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fvflops import paths
+
+MAX_CHARACTERS = 1 << 20
+MAX_DEPTH = 8
+
+# libyaml's parser is some ten times faster; both yield the same events.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class TableError(ValueError):
+    """A mistake in a formula table; the message starts with `FILE:LINE: `."""
+
+
+def mistake(file: str, line: int, text: str) -> TableError:
+    """Return the error of a mistake at a line of a file.
+
+    >>> mistake("mine.yaml", 3, "unknown key 'mac': did you mean 'macs'?")
+    TableError("mine.yaml:3: unknown key 'mac': did you mean 'macs'?")
+    """
+    return TableError(f"{file}:{line}: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A text, a list or a mapping of a document, and the line it stands on, or that its key stands on."""
+
+    file: str
+    line: int
+    value: str | list[Node] | dict[str, Node]
+
+    def text(self, what: str) -> str:
+        """Return the value where it is a text, else raise TableError; so do `items` and `fields`."""
+        if not isinstance(self.value, str):
+            raise self.mistake(f"{what} is {self.form}, not a text")
+        return self.value
+
+    def items(self, what: str) -> list[Node]:
+        """Return the value where it is a list."""
+        if not isinstance(self.value, list):
+            raise self.mistake(f"{what} is {self.form}, not a list such as [aten::view, aten::t]")
+        return self.value
+
+    def fields(self, what: str) -> dict[str, Node]:
+        """Return the value where it is a mapping."""
+        if not isinstance(self.value, dict):
+            raise self.mistake(f"{what} is {self.form}, not a mapping of keys to values")
+        return self.value
+
+    @property
+    def form(self) -> str:
+        """What kind of value this is, in words."""
+        if isinstance(self.value, str):
+            return f"the text {self.value!r}" if self.value else "empty"
+        return "a list" if isinstance(self.value, list) else "a mapping"
+
+    def mistake(self, text: str) -> TableError:
+        """Return the error of a mistake on this line."""
+        return mistake(self.file, self.line, text)
+
+
+def read_document(path: str, file: str = "") -> Node:
+    """Return the document in a file, a path as in `fvflops.paths`; `file` is its name in errors.
+
+    What is not YAML, holds an anchor, an alias or a tag, says a key twice, has more than a MiB of characters or cannot
+    be read raises TableError.
+    """
+    file = file or path
+    try:
+        text = paths.read_text(path, MAX_CHARACTERS)
+    except UnicodeDecodeError as error:
+        raise mistake(file, 1, f"this is not UTF-8 text: {error.reason}") from None
+    except OSError as error:
+        raise mistake(file, 1, f"cannot be read: {error.strerror or error}") from error
+    if text is None:
+        raise mistake(file, 1, f"a table has at most {MAX_CHARACTERS:,} characters, and this file has more")
+    return parse_document(text, file)
+
+
+def parse_document(text: str, file: str) -> Node:
+    """Return the document in a text; the errors are those of `read_document`.
+
+    >>> parse_document("multiply_add: 2", "mine.yaml").fields("a table")["multiply_add"].line
+    1
+    """
+    events = yaml.parse(text, Loader=_LOADER)
+    try:
+        documents = [
+            _compose(next(events), events, file, None, 0)
+            for event in events
+            if isinstance(event, yaml.DocumentStartEvent)
+        ]
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise mistake(file, line, f"this is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise mistake(file, 1, f"this is not YAML: {' '.join(str(error).split())}") from None
+    if len(documents) != 1:
+        raise mistake(file, 1, f"a table is one YAML document, and this file has {len(documents)}")
+    return documents[0]
+
+
+def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, depth: int) -> Node:
+    here = event.start_mark.line + 1
+    if event.anchor is not None:  # an alias has one too
+        sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
+        raise mistake(file, here, f"{sign}{event.anchor}: a table has no anchors and aliases; write the value out")
+    if event.tag is not None:
+        raise mistake(file, here, f"the tag {event.tag} is refused: a table is plain texts, lists and mappings")
+    line = line or here
+    if isinstance(event, yaml.ScalarEvent):
+        return Node(file, line, event.value)
+    if depth > MAX_DEPTH:
+        raise mistake(file, here, f"more than {MAX_DEPTH} levels of nesting")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_compose(event, events, file, None, depth + 1))
+        return Node(file, line, items)
+    fields: dict[str, Node] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        key = _compose(event, events, file, None, depth + 1)
+        name = key.text("a key")
+        if name in fields:
+            raise key.mistake(f"{name!r} stands twice, first on line {fields[name].line}")
+        fields[name] = _compose(next(events), events, file, key.line, depth + 1)
+    return Node(file, line, fields)

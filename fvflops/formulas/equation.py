@@ -1,0 +1,63 @@
+"""The equation: an einsum string and its shapes, read as numpy and torch read it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# An index of an equation: a letter, or the place of a dimension under an ellipsis, counted from the right.
+Index = str
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """What an einsum multiplies: the indices of each operand, those of the output, and the size of each.
+
+    The size of an index is the largest that it has anywhere, since a dimension of 1 broadcasts.
+    """
+
+    operands: tuple[tuple[Index, ...], ...]
+    output: tuple[Index, ...]
+    sizes: dict[Index, int]
+
+
+def read_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
+    """Return the equation that a text says of operands; one that does not fit raises ValueError.
+
+    Without an arrow the output has the ellipsis, then the letters that stand once, sorted.
+
+    >>> equation = read_equation("...ij, jk", [(7, 2, 3), (3, 4)])
+    >>> equation.output, equation.sizes["j"]
+    (('.0', 'i', 'k'), 3)
+    """
+    left, arrow, right = text.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(shapes):
+        raise ValueError(f"the equation {text!r} has {len(terms)} operands, and {len(shapes)} tensors were given")
+    operands = tuple(_indices(term, len(shape), text) for term, shape in zip(terms, shapes, strict=True))
+    sizes: dict[Index, int] = {}
+    for term, shape in zip(operands, shapes, strict=True):
+        for index, size in zip(term, shape, strict=True):
+            known = sizes.setdefault(index, size)
+            if 1 not in (known, size) and known != size:
+                raise ValueError(
+                    f"the equation {text!r} does not fit {list(map(list, shapes))}: {index} is {known}, {size}"
+                )
+            sizes[index] = size if known == 1 else known
+    dots = sorted({index for term in operands for index in term if index[0] == "."}, reverse=True)
+    if arrow:
+        before, ellipsis, after = right.partition("...")
+        return Equation(operands, (*before, *(dots if ellipsis else ()), *after), sizes)
+    times = Counter(left)
+    return Equation(
+        operands, (*dots, *sorted(letter for letter in times if letter.isalpha() and times[letter] == 1)), sizes
+    )
+
+
+def _indices(term: str, rank: int, text: str) -> tuple[Index, ...]:
+    before, ellipsis, after = term.partition("...")
+    hidden = rank - len(before) - len(after)
+    if hidden < 0 or (hidden and not ellipsis) or not (before + after + "a").isalpha():
+        raise ValueError(f"the equation {text!r} has the operand {term!r} for a tensor of {rank} dimensions")
+    return (*before, *(f".{place}" for place in reversed(range(hidden))), *after)

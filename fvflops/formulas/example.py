@@ -1,0 +1,121 @@
+"""The example of a row: one call, written small enough to recompute, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Union
+
+from fvflops.trace import TensorSpec
+
+# What stands for an argument: a tensor's spec, a number, a text, true, false, none, or a list of such.
+Given = Union[TensorSpec, None, bool, int, float, str, "tuple[Given, ...]"]
+
+_SHAPE = re.compile(r"(?:\(\)|\d+(?: +\d+)*)(?: +([a-z]\w+))?", re.ASCII)
+_NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+_WORDS: Mapping[str, Given] = {"true": True, "false": False, "none": None}
+
+
+class ExampleError(ValueError):
+    """An example that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One call and its cost.
+
+    Written `2 3 8, 5 8 = 240`: the op's tensors in schema order (the arguments of type Tensor, Tensor? and Tensor[]),
+    each by its sizes; `()` has none, a dtype may follow (`2 3 int64`, else float32), `_` is a tensor that is not given,
+    and `[2 3, 3 4]` a list of tensors. Every other argument is named: `dim=1`, `p=2.0`, `equation='ij->ji'`,
+    `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument stands in angle brackets, `offs=<4
+    int32>`. After `->` stand the results, parted by `;`: the op is then not run, as suits one that has no meta kernel
+    or belongs to a library that is not there. The number at the end is multiply_add * macs + flops.
+    """
+
+    text: str
+    tensors: tuple[Given, ...]
+    named: Mapping[str, Given]
+    outputs: tuple[Given, ...] | None
+    total: int
+
+    @staticmethod
+    def parse(text: str) -> Example:
+        """Return the example that a text says; a mistake raises ExampleError.
+
+        >>> Example.parse("2 3 8, 5 8 = 240").total
+        240
+        """
+        call, results, total = _sections(text)
+        tensors: list[Given] = []
+        named: dict[str, Given] = {}
+        for item in _split(call, ",", text):
+            match = _NAMED.fullmatch(item)
+            if match is None:
+                tensors.append(_tensors(item, text))
+            elif match[1] in named:
+                raise ExampleError(f"the example {text!r} gives {match[1]} twice")
+            else:
+                named[match[1]] = _value(match[2].strip(), text)
+        outputs = None if results is None else tuple(_tensors(item, text) for item in _split(results, ";", text))
+        return Example(text, tuple(tensors), named, outputs, total)
+
+
+def _sections(text: str) -> tuple[str, str | None, int]:
+    call, equals, total = text.rpartition(" = ")
+    if not equals or not total.strip().isdigit():
+        raise ExampleError(f"the example {text!r} does not end in ' = ' and a whole number, as in '4 5, 5 6 = 120'")
+    parts = list(_split(call, "->", text))
+    if len(parts) > 2:
+        raise ExampleError(f"the example {text!r} has more than one ->")
+    return parts[0] if parts else "", parts[1] if len(parts) == 2 else None, int(total)
+
+
+def _split(text: str, mark: str, whole: str) -> Iterator[str]:
+    """Yield the parts of a text between marks that stand outside brackets and quotes, stripped."""
+    depth, quoted, start = 0, False, 0
+    for index, letter in enumerate(text):
+        if letter == "'":
+            quoted = not quoted
+        elif not quoted and letter in "[<":
+            depth += 1
+        elif not quoted and (letter == "]" or (letter == ">" and text[index - 1] != "-")):
+            depth -= 1
+        elif not quoted and depth == 0 and text.startswith(mark, index):
+            yield text[start:index].strip()
+            start = index + len(mark)
+    if quoted or depth:
+        raise ExampleError(f"the example {whole!r} leaves a bracket or a quote open")
+    if text[start:].strip() or start:
+        yield text[start:].strip()
+
+
+def _tensors(item: str, whole: str) -> Given:
+    if item.startswith("[") and item.endswith("]"):
+        return tuple(_tensors(part, whole) for part in _split(item[1:-1], ",", whole))
+    if item in ("_", "none"):
+        return None
+    match = _SHAPE.fullmatch(item)
+    if match is None:
+        raise ExampleError(f"the example {whole!r} has {item!r}, which is no tensor: write its sizes, as in '2 3'")
+    sizes = tuple(int(word) for word in item.split() if word.isdigit())
+    return TensorSpec(sizes, match[1] or "float32", "meta")
+
+
+def _value(item: str, whole: str) -> Given:
+    if item.startswith("[") and item.endswith("]"):
+        return tuple(_value(part, whole) for part in _split(item[1:-1], ",", whole))
+    if item.startswith("<") and item.endswith(">"):
+        return _tensors(item[1:-1].strip(), whole)
+    if len(item) >= 2 and item[0] == item[-1] == "'":
+        return item[1:-1]
+    if item in _WORDS:
+        return _WORDS[item]
+    for read in (int, float):
+        try:
+            return read(item)
+        except ValueError:
+            continue
+    raise ExampleError(
+        f"the example {whole!r} has {item!r}: write a number, true, false, none, 'text', [list] or <tensor>"
+    )

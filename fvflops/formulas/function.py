@@ -1,0 +1,114 @@
+"""The functions that an expression may call, each by what a table writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fvflops.trace import TensorSpec, Value
+
+# What a function gets for each argument: its value, and the text that stood there, for errors.
+Argument = tuple[Value, str]
+
+
+class FunctionError(ValueError):
+    """A value that a function or an operator cannot work on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function: how it is written, the least and most arguments it takes, what it computes."""
+
+    usage: str
+    arity: tuple[int, int]
+    function: Callable[..., Value]
+
+
+def as_integer(value: Value, text: str) -> int:
+    """Return a whole number, True and False as 1 and 0; every other value raises FunctionError."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, TensorSpec):
+        raise FunctionError(f"{text} is a tensor, not a number (write numel({text}) or size({text}, 0))")
+    if value is None:
+        raise FunctionError(f"{text} is None where a number is needed (ask is_none({text}) first)")
+    raise FunctionError(f"{text} is {value!r}, not a whole number")
+
+
+def as_tensor(value: Value, text: str) -> TensorSpec:
+    """Return a tensor; every other value raises FunctionError."""
+    if isinstance(value, TensorSpec):
+        return value
+    if value is None:
+        raise FunctionError(f"{text} is None where a tensor is needed (ask is_none({text}) first)")
+    raise FunctionError(f"{text} is {value!r}, not a tensor")
+
+
+def as_list(value: Value, text: str) -> tuple[Value, ...]:
+    """Return a list; every other value raises FunctionError."""
+    if isinstance(value, tuple):
+        return value
+    raise FunctionError(f"{text} is {value!r} where a list is needed")
+
+
+def _integers(value: Value, text: str) -> list[int]:
+    return [as_integer(item, f"{text}[{index}]") for index, item in enumerate(as_list(value, text))]
+
+
+def _numel(argument: Argument) -> Value:
+    value, text = argument
+    if isinstance(value, tuple):
+        return tuple(as_tensor(item, f"{text}[{index}]").numel for index, item in enumerate(value) if item is not None)
+    return as_tensor(value, text).numel
+
+
+def _nnz(argument: Argument) -> Value:
+    tensor = as_tensor(*argument)
+    return tensor.numel if tensor.nnz is None else tensor.nnz
+
+
+def _size(argument: Argument, axis: Argument) -> Value:
+    tensor = as_tensor(*argument)
+    if isinstance(axis[0], tuple):
+        return tuple(_size(argument, (item, axis[1])) for item in axis[0])
+    index = as_integer(*axis)
+    if not -tensor.ndim <= index < tensor.ndim:
+        raise FunctionError(f"{argument[1]} is {tensor.ndim}-D: it has no size at {index}")
+    return tensor.shape[index]
+
+
+def _log2(argument: Argument) -> Value:
+    return max(as_integer(*argument) - 1, 0).bit_length()
+
+
+def _extreme(choose: Callable[[list[int]], int]) -> Callable[..., Value]:
+    def pick(*arguments: Argument) -> Value:
+        only = arguments[0]
+        numbers = _integers(*only) if len(arguments) == 1 else [as_integer(*argument) for argument in arguments]
+        if not numbers:
+            raise FunctionError(f"{only[1]} is empty")
+        return choose(numbers)
+
+    return pick
+
+
+FUNCTIONS: dict[str, Function] = {
+    # the elements of a tensor; of a list of tensors the tuple of theirs, absent ones left out
+    "numel": Function("numel(tensor)", (1, 1), _numel),
+    # the stored elements of a sparse tensor, numel of every other
+    "nnz": Function("nnz(tensor)", (1, 1), _nnz),
+    # one size; for a list of axes the tuple of theirs
+    "size": Function("size(tensor, axis)", (2, 2), _size),
+    "ndim": Function("ndim(tensor)", (1, 1), lambda argument: as_tensor(*argument).ndim),
+    "prod": Function("prod(list)", (1, 1), lambda argument: math.prod(_integers(*argument))),
+    "sum": Function("sum(list)", (1, 1), lambda argument: sum(_integers(*argument))),
+    "len": Function("len(list)", (1, 1), lambda argument: len(as_list(*argument))),
+    "min": Function("min(a, b, ...)", (1, 8), _extreme(min)),
+    "max": Function("max(a, b, ...)", (1, 8), _extreme(max)),
+    # rounded up: the least k with 2**k >= n, and 0 for n = 0
+    "log2": Function("log2(n)", (1, 1), _log2),
+    "is_none": Function("is_none(x)", (1, 1), lambda argument: argument[0] is None),
+    "is_complex": Function("is_complex(tensor)", (1, 1), lambda argument: as_tensor(*argument).is_complex),
+    "is_floating": Function("is_floating(tensor)", (1, 1), lambda argument: as_tensor(*argument).is_floating_point),
+}

@@ -1,0 +1,182 @@
+"""The loading of a table: a name, path or URI in, a FormulaTable out, with everything that it extends merged in."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+
+from fvflops import paths
+from fvflops.formulas.check import check_module, check_op
+from fvflops.formulas.document import Node, TableError, read_document
+from fvflops.formulas.row import Row, default_label, read_row
+from fvflops.formulas.table import FormulaTable
+from fvflops.trace.signature import packet_of
+
+_KEYS = ("description", "extends", "multiply_add", "opaque", "free", "omitted", "ops", "modules")
+_WORD = re.compile(r"\w[\w-]*", re.ASCII)
+_FLAGS = {"true": True, "false": False}
+
+Rows = dict[str, tuple[Row, Node]]
+
+
+def load_table(name: str) -> FormulaTable:
+    """Return a table: a shipped one by name, or one at a local path or a URI that iopath knows.
+
+    Every mistake raises TableError, whose message starts with the file and the line. Shipped tables are read once.
+
+    >>> load_table("fvcore").multiply_add
+    1
+    >>> load_table("fvcor")
+    Traceback (most recent call last):
+    fvflops.formulas.document.TableError: fvcor:1: cannot be read: No such file or directory; did you mean 'fvcore'?
+    """
+    name = os.fspath(name)
+    path = _locate(name, None)
+    if path.startswith(paths.SCHEME):
+        return _load_shipped(path)
+    return _load(path, (), name)
+
+
+@lru_cache(maxsize=64)
+def _load_shipped(path: str) -> FormulaTable:
+    return _load(path, (), path)
+
+
+def _locate(name: str, base: str | None) -> str:
+    shipped = f"{paths.SCHEME}{name}.yaml"
+    if _WORD.fullmatch(name) and paths.exists(shipped):
+        return shipped
+    return name if base is None else paths.join(base, name)
+
+
+def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
+    fields = _read_fields(path, file)
+    base = FormulaTable("")
+    if "extends" in fields:
+        base = _load_base(fields["extends"], path, (*chain, path))
+    # A shipped table must load on an older torch, which lacks some of its ops: its own test checks it.
+    checked = not path.startswith(paths.SCHEME)
+    ops = _read_ops(fields, check_op if checked else None)
+    modules = _read_rows(fields, "modules", check_module if checked else None)
+    opaque = _read_flag(fields["opaque"]) if "opaque" in fields else base.opaque
+    rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
+    if opaque:
+        _check_reach(rows, ops)
+    return FormulaTable(
+        name=path.removeprefix(paths.SCHEME).removesuffix(".yaml") if not checked else path,
+        description=fields["description"].text("description") if "description" in fields else "",
+        multiply_add=_read_count(fields["multiply_add"]) if "multiply_add" in fields else base.multiply_add,
+        opaque=opaque,
+        rows=rows,
+        modules={**base.modules, **{key: row for key, (row, _) in modules.items()}},
+    )
+
+
+def _read_fields(path: str, file: str) -> dict[str, Node]:
+    try:
+        document = read_document(path, file)
+    except TableError as error:
+        near = get_close_matches(file, _shipped_names(), n=1)
+        if near and isinstance(error.__cause__, OSError):
+            raise TableError(f"{error}; did you mean {near[0]!r}?") from None
+        raise
+    fields = document.fields("a table")
+    for key, field in fields.items():
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"a table has {', '.join(_KEYS)}"
+            raise field.mistake(f"unknown key {key!r}: {hint}")
+    return fields
+
+
+def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
+    name = node.text("extends")
+    base = _locate(name, path)
+    if any(_same_file(base, other) for other in chain):
+        raise node.mistake(f"extends: a cycle: {' extends '.join((*chain, base))}")
+    if not paths.exists(base):
+        near = get_close_matches(name, _shipped_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(_shipped_names())}"
+        raise node.mistake(f"extends: there is no table {base!r}: {hint}")
+    return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
+
+
+def _same_file(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return one == other
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _shipped_names() -> list[str]:
+    return [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
+
+
+def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
+    """Return the rows of the ops of one file, short forms included, each with the node to blame."""
+    rows: Rows = {}
+    for kind in ("free", "omitted"):
+        for item in fields[kind].items(kind) if kind in fields else ():
+            name = item.text(f"an op of {kind}")
+            _refuse_twice(name, item, rows)
+            rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
+            if check is not None:
+                check(*rows[name])
+    for name, entry in _read_rows(fields, "ops", check).items():
+        _refuse_twice(name, entry[1], rows)
+        rows[name] = entry
+    return rows
+
+
+def _read_rows(fields: dict[str, Node], key: str, check: Callable[[Row, Node], None] | None) -> Rows:
+    rows: Rows = {}
+    for name, node in fields[key].fields(key).items() if key in fields else ():
+        rows[name] = (read_row(name, node), node)
+        if check is not None:
+            check(*rows[name])
+    return rows
+
+
+def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
+    if name in rows:
+        raise node.mistake(f"{name} stands twice, first on line {rows[name][0].line}")
+
+
+def _read_count(node: Node) -> int:
+    text = node.text("multiply_add")
+    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
+        raise node.mistake(f"multiply_add is {text!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)")
+    return int(text)
+
+
+def _read_flag(node: Node) -> bool:
+    text = node.text("opaque")
+    if text not in _FLAGS:
+        raise node.mistake(f"opaque is {text!r}: write true or false")
+    return _FLAGS[text]
+
+
+def _merge(base: Mapping[str, Row], nearer: Mapping[str, Row]) -> dict[str, Row]:
+    """Return both, the nearer winning: a row for an op replaces inherited rows of its overloads and its in-place form.
+
+    Without that, `aten::relu: {flops: numel(out)}` would leave an inherited `aten::relu_: free` in force.
+    """
+    if not base:
+        return dict(nearer)
+    covered = {packet_of(name) for name in nearer if "." not in name}
+    kept = {
+        name: row
+        for name, row in base.items()
+        if packet_of(name) not in covered and packet_of(name).removesuffix("_") not in covered
+    }
+    return {**kept, **nearer}
+
+
+def _check_reach(rows: Mapping[str, Row], nearer: Rows) -> None:
+    for name, (_, node) in nearer.items():
+        packet = packet_of(name)
+        if packet != name and packet in rows and rows[packet].kind == "decompose":
+            at = f"{rows[packet].file}:{rows[packet].line}"
+            raise node.mistake(f"{name} is never reached: {at} looks inside {packet}, with all its overloads")

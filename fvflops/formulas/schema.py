@@ -1,0 +1,79 @@
+"""The schemas of torch's ops, looked up to check a table; torch is imported only when one is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+
+from fvflops.formulas.call import operands_of
+from fvflops.trace.signature import packet_of
+
+# Namespaces whose ops torch defines on import: an op that is not there now never will be.
+KNOWN_NAMESPACES = ("aten", "prims", "quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """One overload of an op: its full name, its argument names, those that are tensors, its schema, and whether torch
+    can decompose it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    operands: tuple[str, ...]
+    schema: str
+    composite: bool
+
+
+@lru_cache(maxsize=4096)
+def overloads_of(op: str) -> tuple[Overload, ...]:
+    """Return the overloads of an op, or the one that `op` names; () where torch has none now.
+
+    >>> [overload.arguments for overload in overloads_of("aten::mm")][0]
+    ('self', 'mat2')
+    """
+    import torch
+
+    packet = packet_of(op)
+    found = []
+    for schema in torch._C._jit_get_schemas_for_operator(packet):
+        name = f"{packet}.{schema.overload_name}" if schema.overload_name else packet
+        if op in (packet, name):
+            text = str(schema)
+            arguments = tuple(argument.name for argument in schema.arguments)
+            found.append(Overload(name, arguments, operands_of(text), text, _is_composite(name)))
+    return tuple(found)
+
+
+def nearest_op(op: str) -> str:
+    """Return the name of the op, or of the overload, that is nearest to one which does not exist.
+
+    >>> nearest_op("aten::lineer")
+    'aten::linear'
+    """
+    siblings = [overload.name for overload in overloads_of(packet_of(op))]
+    if siblings:
+        return _first(op, siblings)
+    return _first(op, _every_op())
+
+
+@lru_cache(maxsize=1)
+def _every_op() -> Sequence[str]:
+    import torch
+
+    return sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+
+
+def _first(word: str, words: Sequence[str]) -> str:
+    near = get_close_matches(word, words, n=1, cutoff=0.0)
+    return near[0] if near else ""
+
+
+def _is_composite(name: str) -> bool:
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except RuntimeError:  # a schema of TorchScript's, which has no dispatcher entry
+        return False

@@ -1,0 +1,73 @@
+"""The shipped formulas: those few that a table names with `use`, because YAML cannot say them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from fvflops.formulas.attention import (
+    count_attention,
+    count_attention_backward,
+    count_attention_bshd,
+    count_attention_bshd_backward,
+    count_encoder_layer,
+    count_multi_head_attention,
+)
+from fvflops.formulas.call import Call
+from fvflops.formulas.convolution import count_convolution, count_convolution_backward
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.einsum import count_einsum, count_fvcore_einsum
+from fvflops.formulas.product import count_matmul, count_trilinear
+from fvflops.formulas.recurrence import count_recurrence, count_recurrence_backward
+
+# What a formula returns: a Cost, or a whole number of flops.
+Formula = Callable[[Call], Cost | int]
+
+FORMULAS: dict[str, Formula] = {
+    "attention": count_attention,
+    "attention_backward": count_attention_backward,
+    "attention_bshd": count_attention_bshd,
+    "attention_bshd_backward": count_attention_bshd_backward,
+    "convolution": count_convolution,
+    "convolution_backward": count_convolution_backward,
+    "einsum": count_einsum,
+    "encoder_layer": count_encoder_layer,
+    "fvcore_einsum": count_fvcore_einsum,
+    "matmul": count_matmul,
+    "multi_head_attention": count_multi_head_attention,
+    "recurrence": count_recurrence,
+    "recurrence_backward": count_recurrence_backward,
+    "trilinear": count_trilinear,
+}
+
+_REGISTERED: dict[str, Formula] = {}
+
+
+def register_formula(name: str, function: Formula) -> None:
+    """Let every table of this process name `function` in `use`.
+
+    `function` takes a `Call` and returns a `Cost`, or a whole number of flops. A name that fvflops ships, or that
+    another function has taken, raises ValueError; registering the same function again changes nothing.
+
+    >>> register_formula("convolution", lambda call: Cost(flops=9 * call.tensor("u").numel))
+    Traceback (most recent call last):
+    ValueError: the formula 'convolution' is shipped with fvflops: choose another name
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a formula is named by a word such as 'fused_scan', not by {name!r}")
+    if not callable(function):
+        raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
+    if name in FORMULAS:
+        raise ValueError(f"the formula {name!r} is shipped with fvflops: choose another name")
+    if _REGISTERED.setdefault(name, function) is not function:
+        raise ValueError(f"the formula {name!r} is registered already, as {_REGISTERED[name]!r}: choose another name")
+
+
+def find_formula(name: str) -> Formula:
+    """Return the formula of a name; one that is not there raises KeyError naming the nearest."""
+    for registry in (FORMULAS, _REGISTERED):
+        if name in registry:
+            return registry[name]
+    near = get_close_matches(name, [*FORMULAS, *_REGISTERED], n=1)
+    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join([*FORMULAS, *_REGISTERED])}"
+    raise KeyError(f"unknown formula {name}{hint}")
