@@ -1,0 +1,143 @@
+"""The JSON report: the whole summary, exact, to be kept and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from numbers import Integral
+from typing import Any
+
+from fvflops.reports.statistics import check_view
+from fvflops.trace import ModuleTree, Summary
+
+SCHEMA = 1
+_FORMAT = "fvflops.summary"
+
+
+class SummaryError(ValueError):
+    """A text that holds no summary, or not a whole one, or one that a newer fvflops wrote."""
+
+
+def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+    """Return the summary as JSON text, which `parse` turns back into an equal one.
+
+    The text holds all views in full depth, so `by` and `depth` change nothing; an unknown view raises ValueError.
+    """
+    check_view(by, report="the JSON report")
+    return json.dumps(
+        {
+            "format": _FORMAT,
+            "schema": SCHEMA,
+            "about": dict(summary.about),
+            "columns": _plain(summary.columns),
+            "operators": _plain(summary.operators),
+            "by_both": {heading: _plain(modules) for heading, modules in summary.by_both.items()},
+            "uncalled": {heading: sorted(modules) for heading, modules in summary.uncalled.items()},
+            "ledger": _plain(summary.ledger),
+            "unknown_elements": dict(summary.unknown_elements),
+            "modules": summary.modules.encode(),
+        },
+        allow_nan=False,
+        default=_to_integer,
+        separators=(",", ":"),
+    )
+
+
+def parse(text: str) -> Summary:
+    """Return the summary that `render` wrote; any other text raises SummaryError, which says what is wrong with it.
+
+    >>> parse('{"format": "fvflops.trace"}')
+    Traceback (most recent call last):
+    fvflops.reports.json.SummaryError: this is no summary of fvflops: it lacks the mark "format": "fvflops.summary"
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SummaryError(f"this is no whole summary: it is not JSON ({error})") from error
+    if not isinstance(record, dict) or record.get("format") != _FORMAT:
+        raise SummaryError(f'this is no summary of fvflops: it lacks the mark "format": "{_FORMAT}"')
+    schema = record.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise SummaryError(f"this summary has schema {schema!r}, and this fvflops reads up to {SCHEMA}: update fvflops")
+    return Summary(
+        modules=_read_modules(_take(record, "modules")),
+        columns=_read_tables(_take(record, "columns"), "columns"),
+        operators=_read_tables(_take(record, "operators"), "operators"),
+        by_both={
+            heading: _read_tables(modules, f"by_both, {heading!r}")
+            for heading, modules in _read_object(_take(record, "by_both"), "by_both").items()
+        },
+        uncalled={
+            heading: frozenset(_read_strings(modules, f"uncalled, {heading!r}"))
+            for heading, modules in _read_object(_take(record, "uncalled"), "uncalled").items()
+        },
+        ledger=_read_tables(_take(record, "ledger"), "ledger"),
+        unknown_elements=_read_counts(_take(record, "unknown_elements"), "unknown_elements"),
+        about=_read_about(_take(record, "about")),
+    )
+
+
+def _to_integer(value: Any) -> int:
+    # A handle that a program set may have returned an integer of numpy, which json does not know.
+    if isinstance(value, Integral):
+        return int(value)
+    raise TypeError(f"a summary holds {value!r} of type {type(value).__name__}, which JSON cannot hold")
+
+
+def _plain(tables: Any) -> dict[str, dict[str, int]]:
+    return {key: dict(counts) for key, counts in tables.items()}
+
+
+def _take(record: dict[str, Any], key: str) -> Any:
+    if key not in record:
+        raise SummaryError(f"this summary is damaged: it lacks {key!r}")
+    return record[key]
+
+
+def _read_object(record: Any, where: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise SummaryError(f"this summary is damaged: {where} holds {record!r} where an object belongs")
+    return record
+
+
+def _read_tables(record: Any, where: str) -> dict[str, dict[str, int]]:
+    return {key: _read_counts(item, f"{where}, {key!r}") for key, item in _read_object(record, where).items()}
+
+
+def _read_counts(record: Any, where: str) -> dict[str, int]:
+    counts = _read_object(record, where)
+    for key, count in counts.items():
+        # A bool is an int to Python. A float can only come from a handle that a program set.
+        if type(count) is not int and not (type(count) is float and math.isfinite(count)):
+            raise SummaryError(f"this summary is damaged: {where}, {key!r} holds {count!r} where a number belongs")
+    return counts
+
+
+def _read_strings(record: Any, where: str) -> list[str]:
+    if not isinstance(record, list) or not all(isinstance(item, str) for item in record):
+        raise SummaryError(f"this summary is damaged: {where} holds {record!r} where a list of strings belongs")
+    return record
+
+
+def _read_about(record: Any) -> dict[str, str]:
+    about = _read_object(record, "about")
+    _read_strings(list(about.values()), "about")
+    return about
+
+
+def _read_modules(record: Any) -> ModuleTree:
+    try:
+        modules = ModuleTree.decode(record)
+        places = modules.places
+        if "" not in places or len(places) != len(record):
+            raise ValueError("the root is missing, or a name stands twice")
+        for place in places.values():
+            _read_strings([place.name, place.class_name, place.extra_repr], f"module {place.name!r}")
+            # A child may be missing: a module that contains itself is not entered a second time.
+            if place.canonical not in places:
+                raise ValueError(f"module {place.name!r} is said to be {place.canonical!r}, which is not there")
+    except SummaryError:
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise SummaryError(f"this summary is damaged: its modules: {type(error).__name__}: {error}") from error
+    return modules

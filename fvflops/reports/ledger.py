@@ -1,0 +1,81 @@
+"""The ledger: in words, which op calls the numbers hold and which they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fvflops.reports import names
+from fvflops.trace import Summary
+from fvflops.units import format_quantity, format_thousands
+
+_NAMED = 5  # how many of the ops that a table leaves out are named; unknown ones are all named
+
+
+def render(summary: Summary) -> str:
+    """Return the ledger as a few lines of plain text, "" if nothing is known of table and op calls.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> print(render(Summary(
+    ...     ModuleTree({"": ModuleInfo("", "", "Net")}), {},
+    ...     ledger={"counted": {"aten::mm": 3}, "omitted": {"aten::sigmoid": 1}, "unknown": {"mylib::scan": 2}},
+    ...     unknown_elements={"mylib::scan": 4096}, about={"table": "default", "multiply_add": "1"})))
+    Counted by the table default, in which one multiply-add is 1 flop.
+    Of 6 op calls, 3 are counted, 0 do no arithmetic, 1 is left out by the table and 2 are unknown to it.
+    Left out by the table: aten::sigmoid (1 call).
+    UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements).
+    """
+    return "\n".join(write_sentences(summary))
+
+
+def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.show) -> list[str]:
+    """Return the ledger's sentences; `escape` is applied to each name in them."""
+    sentences = []
+    table = summary.about.get("table")
+    if table is not None:
+        sentences.append(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}.")
+    if not any(summary.ledger.values()):
+        return sentences
+    sentences.append(_count_calls(summary.ledger))
+    omitted = _rank(summary.ledger.get("omitted", {}))
+    if omitted:
+        named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in omitted[:_NAMED]]
+        more = len(omitted) - _NAMED
+        rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
+        sentences.append(f"Left out by the table: {', '.join(named)}{rest}.")
+    unknown = _rank(summary.ledger.get("unknown", {}))
+    if unknown:
+        named = [f"{escape(op)} ({_measure(summary, op, calls)})" for op, calls in unknown]
+        sentences.append(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.")
+    return sentences
+
+
+def _explain_multiply_add(summary: Summary) -> str:
+    flops = summary.about.get("multiply_add")
+    if flops is None:
+        return ""
+    return f", in which one multiply-add is {flops} flop{'' if flops == '1' else 's'}"
+
+
+def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
+    calls = {status: sum(ops.values()) for status, ops in ledger.items()}
+    counted, free, omitted, unknown = (calls.get(name, 0) for name in ("counted", "free", "omitted", "unknown"))
+    return (
+        f"Of {format_quantity(sum(calls.values()), 'op call')}, {_be(counted)} counted, "
+        f"{format_thousands(free)} {'does' if free == 1 else 'do'} no arithmetic, "
+        f"{_be(omitted)} left out by the table and {_be(unknown)} unknown to it."
+    )
+
+
+def _be(count: int) -> str:
+    return f"{format_thousands(count)} {'is' if count == 1 else 'are'}"
+
+
+def _rank(ops: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(((op, calls) for op, calls in ops.items() if calls), key=lambda item: (-item[1], item[0]))
+
+
+def _measure(summary: Summary, op: str, calls: int) -> str:
+    text = format_quantity(calls, "call")
+    if op in summary.unknown_elements:
+        text += ", " + format_quantity(summary.unknown_elements[op], "output element")
+    return text

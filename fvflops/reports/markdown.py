@@ -1,0 +1,80 @@
+"""The Markdown report: a table in GitHub's Markdown, and below it what the numbers leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fvflops.reports import ledger
+from fvflops.reports.names import escape_markdown
+from fvflops.reports.statistics import (
+    check_view,
+    depth_of,
+    drop_zeros,
+    format_cells,
+    group_by_name,
+    list_operator_headings,
+    mark_uncalled,
+    rank_operators,
+    rank_operators_by_module,
+)
+from fvflops.trace import Summary
+from fvflops.units import format_percent, format_size
+
+_ROOT = "**model**"  # bold, as a module may be named model
+
+
+def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+    """Return the summary as Markdown, by module, by operator or by both, ending with the ledger.
+
+    Modules without any count are left out, as in the table. `depth` is how many modules below the root are shown, all
+    if None; by operator it is ignored. An unknown view raises ValueError.
+    """
+    check_view(by, report="the Markdown report")
+    if by == "module":
+        table = _write_modules(summary, depth)
+    else:
+        table = _write_operators(summary, by == "both", depth)
+    notes = [f"- {sentence}" for sentence in ledger.write_sentences(summary, escape=escape_markdown)]
+    return "\n".join([*table, "", *notes] if notes else table)
+
+
+def _write_modules(summary: Summary, depth: int | None) -> list[str]:
+    headings = list(summary.columns)
+    cells = format_cells(drop_zeros(group_by_name(summary.columns), keep_parents=True), digits=3)
+    for heading in headings:
+        cells = mark_uncalled(cells, heading, summary.uncalled.get(heading, frozenset()) & cells.keys(), "not called")
+    rows = []
+    for place in summary.modules.modules():
+        row = cells.get(place.name)
+        if row is not None and (depth is None or depth_of(place.name) <= depth):
+            numbers = [row.get(heading, "") for heading in headings]
+            rows.append([_name(place.name), escape_markdown(place.class_name), *numbers])
+    return _write_table(["module", "class"], headings, rows)
+
+
+def _write_operators(summary: Summary, both: bool, depth: int | None) -> list[str]:
+    headings = list_operator_headings(summary)
+    totals = [sum(summary.operators[heading].values()) for heading in headings]
+    ranked = rank_operators_by_module(summary, depth=depth) if both else rank_operators(summary)
+    rows = []
+    for row in ranked:
+        module = [_name(row.module)] if both else []
+        rows.append([*module, escape_markdown(row.operator), *_format_with_share(row.counts, totals)])
+    if not both:
+        rows.append(["**total**", *_format_with_share(totals, totals)])
+    return _write_table(["module", "operator"] if both else ["operator"], [headings[0], "share", *headings[1:]], rows)
+
+
+def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
+    first, *others = (format_size(count) for count in counts)
+    return [first, escape_markdown(format_percent(counts[0], totals[0])), *others]
+
+
+def _name(module: str) -> str:
+    return escape_markdown(module) or _ROOT
+
+
+def _write_table(words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    heads = [escape_markdown(head) for head in (*words, *numbers)]
+    rules = [":---"] * len(words) + ["---:"] * len(numbers)
+    return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]

@@ -1,0 +1,49 @@
+"""The names of modules and ops as text that does no harm: on a terminal, in Markdown, in a spreadsheet.
+
+A module may be called anything that holds no dot: `a|b`, `=1+1`, a line break. A report shows such a name as it is
+instead of obeying it. The table and the tree do not pass through here: they print what fvcore prints.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
+_MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
+# Within a word an underscore is one in CommonMark too; only at an end of a word can it open or close emphasis.
+_OUTER_UNDERSCORES = re.compile(r"(?<!\w)_+|_+(?!\w)")
+# What Excel, LibreOffice and Google Sheets take for the start of a formula, full-width forms included.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def show(name: str) -> str:
+    """Return a name in which every character that cannot be printed is written as a Python escape.
+
+    >>> print(show("line\\nbreak"))
+    line\\nbreak
+    """
+    if name.isprintable():
+        return name
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in name)
+
+
+def escape_markdown(name: str) -> str:
+    """Return a name so that it reads as itself in a cell or a line of GitHub's Markdown.
+
+    >>> print(escape_markdown("layer_1.a|b<c>"), escape_markdown("_x_"))
+    layer_1.a\\|b&lt;c&gt; \\_x\\_
+    """
+    text = _OUTER_UNDERSCORES.sub(lambda found: found.group().replace("_", "\0"), show(name))
+    return _MARKDOWN_MARK.sub(lambda found: _MARKDOWN[found.group()], text).replace("\0", "\\_")
+
+
+def neutralise_formula(name: str) -> str:
+    """Return a name with an apostrophe in front if a spreadsheet would take it for a formula.
+
+    >>> neutralise_formula("=1+1"), neutralise_formula("fc")
+    ("'=1+1", 'fc')
+    """
+    # Some spreadsheets drop the blanks in front of a cell before they look at it.
+    if name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS):
+        return "'" + name
+    return name

@@ -1,0 +1,85 @@
+"""The units: the one place where numbers become text.
+
+The formats of fvcore are kept to the letter, so that a table of fvflops can be compared with one of fvcore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# A number above the first figure is divided by the second. The steps lie a decade below the unit, so 101 is 0.101K.
+_SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
+_ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
+
+
+def format_size(count: int, *, digits: int = 3, hide_zero: bool = False) -> str:
+    """Return a count with the suffix K, M, G, T or P and at most `digits` digits behind the point.
+
+    `hide_zero` turns 0 into "". The format of fvcore's `flop_count_table` (3 digits) and `flop_count_str` (2 digits).
+
+    >>> format_size(100), format_size(101), format_size(4089184256), format_size(61706, digits=2)
+    ('100', '0.101K', '4.089G', '61.71K')
+    >>> format_size(0), format_size(0, hide_zero=True)
+    ('0', '')
+    """
+    if hide_zero and count == 0:
+        return ""
+    for floor, unit, suffix in _SIZES:
+        if abs(count) > floor:
+            return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + suffix
+    return str(count)
+
+
+def format_elements(count: int) -> str:
+    """Return a number of elements with the suffix K, M or G and one digit behind the point.
+
+    The format of fvcore's `parameter_count_table`.
+
+    >>> format_elements(100), format_elements(61706), format_elements(25557032), format_elements(124439808)
+    ('100', '61.7K', '25.6M', '0.1G')
+    """
+    for floor, unit, suffix in _ELEMENTS:
+        if count > floor:
+            return f"{count / unit:.1f}{suffix}"
+    return str(count)
+
+
+def format_percent(part: int, whole: int) -> str:
+    """Return a share as a percentage with one digit; something that rounds to nothing is "<0.1%", a share of 0 is "".
+
+    >>> format_percent(1, 3), format_percent(0, 3), format_percent(1, 10**6), format_percent(0, 0)
+    ('33.3%', '0.0%', '<0.1%', '')
+    """
+    if whole == 0:
+        return ""
+    tenths = round(part * 1000 / whole)
+    if part and not tenths:
+        return "<0.1%"
+    return f"{tenths / 10:.1f}%"
+
+
+def format_thousands(count: int) -> str:
+    """Return every digit of an integer, in groups of three.
+
+    >>> format_thousands(4089184256)
+    '4,089,184,256'
+    """
+    return f"{count:,}"
+
+
+def format_quantity(count: int, noun: str) -> str:
+    """Return a number with the noun that it counts, whose plural takes an s.
+
+    >>> format_quantity(1, "call"), format_quantity(1024, "output element")
+    ('1 call', '1,024 output elements')
+    """
+    return f"{format_thousands(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Return the shape of a tensor as Python writes a tuple.
+
+    >>> format_shape([4, 3]), format_shape([4]), format_shape([])
+    ('(4, 3)', '(4,)', '()')
+    """
+    return str(tuple(shape))
