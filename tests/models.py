@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.signature import tensors_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from tests.torchvision_schemas import define_torchvision_schemas
@@ -36,17 +37,30 @@ class Toy(nn.Module):
         return self.fc3(torch.relu(self.fc2(x)))
 
 
-class Main(nn.Module):
-    """A model whose outputs are a mapping or a dataclass, for peers that trace only tensors: its first tensor."""
+class Unused(nn.Module):
+    """A model that computes something and drops it, as a model without its last head does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(x)
+        self.head(x)
+        return x
+
+
+class Tensors(nn.Module):
+    """A model whose outputs are a mapping or a dataclass, for peers that trace only tensors: all its tensors."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__()
         self.model = model
         self.options = options
 
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        result = self.model(*args, **self.options)
-        return next(iter(result.values()))
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensors_of(self.model(*args, **self.options)))
 
 
 def _image(size: int, channels: int = 3) -> torch.Tensor:
@@ -67,7 +81,7 @@ def _segmentation(name: str, size: int = 64) -> Case:
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None, weights_backbone=None)
-    return Main(model), (_image(size),)
+    return Tensors(model), (_image(size),)
 
 
 def _timm(name: str, size: int | None = None, **options: Any) -> Case:
@@ -82,7 +96,7 @@ def _transformers(name: str, inputs: tuple[torch.Tensor, ...], **config: Any) ->
 
     model_class = getattr(transformers, name)
     model = model_class(model_class.config_class(**config))
-    return Main(model, return_dict=True), inputs
+    return Tensors(model, return_dict=True), inputs
 
 
 _IDS = torch.ones(2, 12, dtype=torch.int64)
@@ -91,6 +105,7 @@ _TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 # Name → how to build it; each returns the model and its positional inputs.
 MODELS: dict[str, Callable[[], Case]] = {
     "toy": lambda: (Toy(), (_image(32, 1),)),
+    "unused": lambda: (Unused(), (torch.ones(1, 4),)),
     "zoo:lenet5": lambda: _zoo("lenet5", _image(28, 1)),
     "zoo:resnet50": lambda: _zoo("resnet50", _image(64)),
     "zoo:vit_b_16": lambda: _zoo("vit_b_16", _image(224)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -82,6 +83,21 @@ class ModuleTree:
                 if parameter.identity not in seen:
                     seen.add(parameter.identity)
                     yield parameter
+
+    def count_parameters(self) -> defaultdict[str, int]:
+        """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
+
+        >>> weight = ParameterInfo("fc.weight", TensorSpec((2, 3)), 0, True)
+        >>> fc = ModuleInfo("fc", "fc", "Linear", parameters=(weight,))
+        >>> dict(ModuleTree({"": ModuleInfo("", "", "Net"), "fc": fc}).count_parameters())
+        {'': 6, 'fc': 6, 'fc.weight': 6}
+        """
+        sums: defaultdict[str, int] = defaultdict(int)
+        for parameter in self.parameters():
+            parts = parameter.name.split(".")
+            for length in range(len(parts) + 1):
+                sums[".".join(parts[:length])] += parameter.spec.numel
+        return sums
 
     def encode(self) -> list[dict[str, Any]]:
         """Return the tree as plain JSON types."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeAlias, Union
 
 _ITEM_SIZES = {
     "bool": 1,
@@ -96,7 +96,7 @@ class Symbol:
     name: str
 
 
-Value = Union[TensorSpec, Symbol, None, bool, int, float, complex, str, tuple["Value", ...]]
+Value: TypeAlias = Union[TensorSpec, Symbol, bool, int, float, complex, str, tuple["Value", ...], None]  # noqa: UP007
 
 
 def tensors_in(value: Value) -> Iterator[TensorSpec]:

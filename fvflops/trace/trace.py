@@ -46,14 +46,14 @@ class Event(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A module ("module") or an autograd.Function ("function") that can be entered; `name` is canonical, or the class."""
+    """A "module" or an autograd "function" that can be entered; `name` is canonical, or the function's class."""
 
     kind: str
     name: str
 
 
 class Storage(NamedTuple):
-    """A block of memory: its size, its device, and where it came from ("parameter", "buffer", "input", "op", "outside")."""
+    """A block of memory; `origin` is where it came from: "parameter", "buffer", "input", "op" or "outside"."""
 
     nbytes: int
     device: str
@@ -162,7 +162,7 @@ class Trace:
         except ValueError as error:
             raise TraceError(f"this is no whole trace: it is not JSON ({error})") from error
         if not isinstance(record, dict) or record.get("format") != _FORMAT:
-            raise TraceError(f"this is no trace of fvflops: it lacks the mark \"format\": \"{_FORMAT}\"")
+            raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
         if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
             raise TraceError(
                 f"this trace has schema {record.get('schema')!r}, and this fvflops reads up to {SCHEMA}: update fvflops"
@@ -241,8 +241,7 @@ def _events(columns: dict[str, Any]) -> tuple[Event, ...]:
     if any(len(columns[name]) != columns["length"] for name in names):
         raise ValueError("the columns of its events differ in length")
     return tuple(
-        Event(**dict(zip(names, row, strict=True)))
-        for row in zip(*(columns[name] for name in names), strict=True)
+        Event(**dict(zip(names, row, strict=True))) for row in zip(*(columns[name] for name in names), strict=True)
     )
 
 

@@ -1,0 +1,87 @@
+"""What a PyTorch model costs, and where: flops, activations and parameters, by operator and by module."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fvflops.analysis import (
+        ActivationCountAnalysis,
+        FlopCountAnalysis,
+        ModelAnalysis,
+        activation_count,
+        flop_count,
+        flop_count_str,
+        flop_count_table,
+        parameter_count,
+        parameter_count_table,
+        summarise,
+    )
+    from fvflops.capture.record import record
+    from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
+    from fvflops.trace import Counts, StopsAt, Summary, Trace
+
+    JitModelAnalysis = ModelAnalysis
+
+__version__ = "0.1.0"
+
+# Where each public name lives; it is imported when first used, so that `fvflops --help` need not wait for torch.
+_HOMES = {
+    "ActivationCountAnalysis": "fvflops.analysis",
+    "Call": "fvflops.formulas",
+    "Cost": "fvflops.formulas",
+    "Counts": "fvflops.trace",
+    "FlopCountAnalysis": "fvflops.analysis",
+    "FormulaTable": "fvflops.formulas",
+    "ModelAnalysis": "fvflops.analysis",
+    "StopsAt": "fvflops.trace",
+    "Summary": "fvflops.trace",
+    "Trace": "fvflops.trace",
+    "activation_count": "fvflops.analysis",
+    "flop_count": "fvflops.analysis",
+    "flop_count_str": "fvflops.analysis",
+    "flop_count_table": "fvflops.analysis",
+    "load_table": "fvflops.formulas",
+    "parameter_count": "fvflops.analysis",
+    "parameter_count_table": "fvflops.analysis",
+    "record": "fvflops.capture.record",
+    "register_formula": "fvflops.formulas",
+    "summarise": "fvflops.analysis",
+}
+_ALIASES = {"JitModelAnalysis": "ModelAnalysis"}
+
+__all__ = [
+    "ActivationCountAnalysis",
+    "Call",
+    "Cost",
+    "Counts",
+    "FlopCountAnalysis",
+    "FormulaTable",
+    "JitModelAnalysis",
+    "ModelAnalysis",
+    "StopsAt",
+    "Summary",
+    "Trace",
+    "activation_count",
+    "flop_count",
+    "flop_count_str",
+    "flop_count_table",
+    "load_table",
+    "parameter_count",
+    "parameter_count_table",
+    "record",
+    "register_formula",
+    "summarise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fvflops' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

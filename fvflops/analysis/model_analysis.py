@@ -1,0 +1,253 @@
+"""The analysis of a model: recorded when first asked, counted by a table and by handles, rolled up by module."""
+
+from __future__ import annotations
+
+import copy as copying
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.jit_value import adapt_handle
+from fvflops.capture.model import read_modules, unwrap_compiled
+from fvflops.capture.record import Model, record
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
+from fvflops.trace import Counts, ModuleTree, Status, Trace, TraceError
+from fvflops.trace.signature import packet_of
+
+Self = TypeVar("Self", bound="ModelAnalysis")
+
+_LOGGER = logging.getLogger("fvflops")
+_TRACER_WARNINGS = ("all", "no_tracer_warning", "none")
+_ANCESTOR_MODES = ("owner", "caller")
+
+
+class ModelAnalysis:
+    """A statistic of a model, by operator, by module and by both; without handles it counts nothing.
+
+    `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
+    of keyword arguments; `kwargs` adds keyword arguments. The model runs once, when a result is first asked for, and is
+    left as it was. An op belongs to the module that was called last when it ran, and to that module's parents.
+
+    >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
+    >>> analysis.set_op_handle("aten::linear", lambda call: call.out.numel).total()
+    8
+    """
+
+    _metric: str | None = None
+
+    def __init__(self, model: Model, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None) -> None:
+        self._model = unwrap_compiled(model) if isinstance(model, nn.Module) else model
+        self._inputs = inputs
+        self._kwargs = kwargs
+        self._table: FormulaTable | None = None
+        self._handles: dict[str, Handle | None] = {}
+        self._set_handles: dict[str, Any] = {}
+        self._trace: Trace | None = None
+        self._loaded = False
+        self._counts: Counts | None = None
+        self._modules: ModuleTree | None = None
+        self._by_both: dict[str, Counter[str]] | None = None
+        self._ancestors = "owner"
+        self._warn_unsupported = True
+        self._warn_uncalled = True
+        self._tracer_warnings = "no_tracer_warning"
+
+    @classmethod
+    def from_trace(cls: type[Self], trace: Trace, **options: Any) -> Self:
+        """Return an analysis of a trace that was recorded before; it never runs a model.
+
+        `options` are those of the class (`table=`). A handle for an op that the trace has already decomposed raises
+        TraceError when a result is asked for.
+        """
+        analysis = cls(_absent_model, None, **options)
+        analysis._trace = trace
+        analysis._loaded = True
+        analysis._modules = trace.modules
+        return analysis
+
+    def total(self, module_name: str = "") -> int:
+        """Return the count of a module, in the analysis' unit; an unknown name raises KeyError naming the nearest."""
+        return sum(self._table_of_counts()[self.canonical_module_name(module_name)].values())
+
+    def by_operator(self, module_name: str = "") -> Counter[str]:
+        """Return operator label → count of a module."""
+        return Counter(self._table_of_counts()[self.canonical_module_name(module_name)])
+
+    def by_module(self) -> Counter[str]:
+        """Return module name → count, for every module of the model, zeros included."""
+        return Counter({name: sum(counts.values()) for name, counts in self._table_of_counts().items()})
+
+    def by_module_and_operator(self) -> dict[str, Counter[str]]:
+        """Return module name → operator label → count, for every module of the model."""
+        return {name: Counter(counts) for name, counts in self._table_of_counts().items()}
+
+    def unsupported_ops(self, module_name: str = "") -> Counter[str]:
+        """Return op → calls of a module that its count leaves out: omitted by the convention, or unknown."""
+        calls = self.counts().calls_by_module(self._ancestors, Status.OMITTED, Status.UNKNOWN)
+        return calls[self.canonical_module_name(module_name)]
+
+    def uncalled_modules(self) -> set[str]:
+        """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
+        counts = self.counts()
+        trace = self.trace()
+        seen: set[str] = set()
+        for stack in trace.active:
+            scope = trace.scope_of(stack)
+            seen.update(scope)
+            if self._ancestors == "owner":
+                seen.update(counts.of_scope(scope, "owner"))
+        return {place.name for place in trace.modules.modules()} - seen
+
+    def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:
+        """Set what single ops count for: pairs of op name and handle, or a mapping by keyword; returns the analysis.
+
+        A handle is a function of a `Call` that returns an int or a Counter of label → int, or a function of
+        `(inputs, outputs)` as fvcore's are. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
+        (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name raises TypeError.
+        """
+        if len(args) % 2:
+            raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")
+        named = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
+        adapted = {name: None if item is None else adapt_handle(name, item) for name, item in named.items()}
+        self._handles.update(adapted)
+        self._set_handles.update(named)
+        self._counts = self._by_both = None
+        return self
+
+    def clear_op_handles(self: Self) -> Self:
+        """Drop every handle and the formulas of the table too, so that nothing is counted; returns the analysis."""
+        self._handles = {}
+        self._set_handles = {}
+        self._table = None
+        self._counts = self._by_both = None
+        return self
+
+    def canonical_module_name(self, name: str) -> str:
+        """Return the name under which a module's counts stand: for a shared module its first name."""
+        return self.module_tree().canonical(name)
+
+    def copy(self: Self, new_model: Model | None = None, new_inputs: Any = None) -> Self:
+        """Return an analysis of the same class and settings, on another model or other inputs where these are given."""
+        twin = copying.copy(self)
+        twin._handles = dict(self._handles)
+        twin._set_handles = dict(self._set_handles)
+        if new_model is not None or new_inputs is not None:
+            twin._trace = twin._counts = twin._by_both = None
+            twin._loaded = False
+            if new_model is not None:
+                twin._model = unwrap_compiled(new_model) if isinstance(new_model, nn.Module) else new_model
+                twin._modules = None
+            if new_inputs is not None:
+                twin._inputs = new_inputs
+        return twin
+
+    def ancestor_mode(self: Self, mode: str) -> Self:
+        """Set to which modules an op belongs; returns the analysis.
+
+        "owner": to the module called last and its parents by name. "caller": to every module that was being called.
+        They differ where a module calls one that it does not own, as with shared modules.
+        """
+        if mode not in _ANCESTOR_MODES:
+            raise ValueError(f"Unrecognized ancestor mode: {mode!r} is none of {', '.join(_ANCESTOR_MODES)}")
+        self._ancestors = mode
+        self._by_both = None
+        return self
+
+    def unsupported_ops_warnings(self: Self, enabled: bool) -> Self:
+        """Set whether ops that no row and no handle knows are warned of, once an analysis; returns the analysis."""
+        self._warn_unsupported = enabled
+        return self
+
+    def uncalled_modules_warnings(self: Self, enabled: bool) -> Self:
+        """Set whether modules in which no op was seen are warned of; returns the analysis."""
+        self._warn_uncalled = enabled
+        return self
+
+    def tracer_warnings(self: Self, mode: str) -> Self:
+        """Set which warnings of the model's run pass: "all", "no_tracer_warning" or "none"; returns the analysis."""
+        if mode not in _TRACER_WARNINGS:
+            raise ValueError(f"Unrecognized tracer warning mode {mode!r}: it is one of {', '.join(_TRACER_WARNINGS)}")
+        self._tracer_warnings = mode
+        return self
+
+    def module_tree(self) -> ModuleTree:
+        """Return the model's module tree."""
+        if self._modules is None:
+            self._modules = read_modules(self._model)
+        return self._modules
+
+    def trace(self) -> Trace:
+        """Return the Trace of the model's run, recording it if that has not been done.
+
+        A handle or a table that names a composite op which the trace has looked into makes it record again; an analysis
+        of a loaded trace, which cannot, raises TraceError.
+        """
+        missing = self._missing_stops()
+        if self._trace is not None and not missing:
+            return self._trace
+        if self._loaded:
+            raise TraceError(
+                f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
+            )
+        args, kwargs = bind_inputs(self._inputs, self._kwargs)
+        with warnings.catch_warnings():
+            if self._tracer_warnings == "none":
+                warnings.simplefilter("ignore")
+            elif self._tracer_warnings == "no_tracer_warning":
+                warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+            self._trace = record(self._model, args, kwargs, stops_at=self._pricer().stops_at)
+        self._modules = self._trace.modules
+        return self._trace
+
+    def counts(self) -> Counts:
+        """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
+        if self._counts is None:
+            self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
+            self._warn(self._counts)
+        return self._counts
+
+    def _pricer(self) -> Pricer:
+        if self._table is None or self._metric is None:
+            inner: Pricer = FreePricer(load_table("fvcore"))
+        else:
+            inner = TablePricer(self._table, self._metric)
+        return HandlePricer(inner, self._handles) if self._handles else inner
+
+    def _missing_stops(self) -> list[str]:
+        """Return the composite ops that this analysis would stop at and its trace did not."""
+        if self._trace is None:
+            return []
+        stops = self._pricer().stops_at
+        return sorted({packet_of(name) for name in self._trace.decomposed if name in stops})
+
+    def _table_of_counts(self) -> dict[str, Counter[str]]:
+        if self._by_both is None:
+            self._by_both = self.counts().by_module_and_operator(self._ancestors)
+        return self._by_both
+
+    def _warn(self, counts: Counts) -> None:
+        unknown = counts.ledger()[Status.UNKNOWN]
+        if unknown and self._warn_unsupported:
+            listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common(8))
+            more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+            _LOGGER.warning("Unsupported operators, not in the count: %s%s; see unsupported_ops()", listed, more)
+        if self._warn_uncalled:
+            places = self.module_tree().places
+            uncalled = sorted(name for name in self.uncalled_modules() if places[name].has_forward)
+            if uncalled:
+                listed = ", ".join(uncalled[:8]) + (f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else "")
+                _LOGGER.warning(
+                    "No op was seen in the modules %s: they are unused, do nothing, or were used without calling them",
+                    listed,
+                )
+
+
+def _absent_model() -> None:
+    raise TraceError("an analysis of a trace has no model to run")

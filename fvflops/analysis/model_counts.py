@@ -1,0 +1,101 @@
+"""The counts that people ask for by name: flops, activations, parameters."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.capture.model import read_modules
+from fvflops.capture.record import Model
+from fvflops.formulas import FormulaTable, load_table
+
+
+class _TableAnalysis(ModelAnalysis):
+    def __init__(
+        self,
+        model: Model,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        table: str | FormulaTable = "default",
+    ) -> None:
+        super().__init__(model, inputs, kwargs=kwargs)
+        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+
+
+class FlopCountAnalysis(_TableAnalysis):
+    """The flops of a model's forward run, in the convention of a table.
+
+    `table` is the name of a shipped convention ("default": a multiply-add is one flop; "fvcore": fvcore's numbers, its
+    gaps included), a path or URI of a YAML file, or a FormulaTable. The other arguments are those of ModelAnalysis.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(1000, 10))
+    >>> flops = FlopCountAnalysis(model, torch.ones(1, 3, 10, 10))
+    >>> flops.total(), flops.total("2")
+    (13000, 10000)
+    >>> flops.by_operator()
+    Counter({'linear': 10000, 'conv': 3000})
+    """
+
+    _metric = "flops"
+
+
+class ActivationCountAnalysis(_TableAnalysis):
+    """The activations of a model's forward run: output elements of its convolutions and matrix products.
+
+    Arguments are those of FlopCountAnalysis; with an attention op, "default" counts its scores and its output.
+
+    >>> import torch
+    >>> ActivationCountAnalysis(nn.Linear(3, 5), torch.ones(4, 3)).total()
+    20
+    """
+
+    _metric = "activations"
+
+
+def flop_count(
+    model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
+) -> tuple[defaultdict[str, float], Counter[str]]:
+    """Return (operator label → Gflops, op → calls that are not in the count); `supported_ops` are further handles.
+
+    >>> import torch
+    >>> dict(flop_count(nn.Linear(1000, 1000), (torch.ones(1, 1000),))[0])
+    {'linear': 0.001}
+    """
+    return _scaled(FlopCountAnalysis(model, inputs), supported_ops, 1e9)
+
+
+def activation_count(
+    model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
+) -> tuple[defaultdict[str, float], Counter[str]]:
+    """Return (operator label → millions of activations, op → calls that are not in the count).
+
+    >>> import torch
+    >>> dict(activation_count(nn.Linear(10, 1000), (torch.ones(1, 10),))[0])
+    {'linear': 0.001}
+    """
+    return _scaled(ActivationCountAnalysis(model, inputs), supported_ops, 1e6)
+
+
+def parameter_count(model: nn.Module) -> defaultdict[str, int]:
+    """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
+
+    >>> parameter_count(nn.Linear(3, 2))[""]
+    8
+    """
+    return read_modules(model).count_parameters()
+
+
+def _scaled(
+    analysis: ModelAnalysis, supported_ops: Mapping[str, Callable[..., Any]] | None, unit: float
+) -> tuple[defaultdict[str, float], Counter[str]]:
+    analysis.set_op_handle(**(supported_ops or {}))
+    scaled: defaultdict[str, float] = defaultdict(float)
+    for label, value in analysis.by_operator().items():
+        scaled[label] = value / unit
+    return scaled, analysis.unsupported_ops()

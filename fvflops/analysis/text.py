@@ -1,0 +1,73 @@
+"""The text of an analysis, as fvcore prints it, and the summary that every report is made from."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.capture.model import read_modules
+from fvflops.reports import parameters, table, tree
+from fvflops.trace import Summary
+
+
+def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> Summary:
+    """Return what reports show of an analysis, with the activations beside the flops where they are given."""
+    analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
+    columns = {"parameters": dict(flops.module_tree().count_parameters())}
+    columns |= {heading: dict(analysis.by_module()) for heading, analysis in analyses.items()}
+    counts = flops.counts()
+    return Summary(
+        modules=flops.trace().modules,
+        columns=columns,
+        operators={heading: dict(analysis.by_operator()) for heading, analysis in analyses.items()},
+        by_both={
+            heading: {name: dict(labels) for name, labels in analysis.by_module_and_operator().items()}
+            for heading, analysis in analyses.items()
+        },
+        uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
+        ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
+        unknown_elements=dict(counts.unknown_elements()),
+        about=_about(flops),
+    )
+
+
+def flop_count_table(
+    flops: ModelAnalysis,
+    max_depth: int = 3,
+    activations: ModelAnalysis | None = None,
+    show_param_shapes: bool = True,
+) -> str:
+    """Return a Markdown table of parameters, flops and, where given, activations of each module down to `max_depth`.
+
+    A chain of single children with equal counts is one row; modules that count nothing are left out.
+    """
+    summary = _quiet_summary(flops, activations)
+    return table.render(summary, depth=max_depth, show_param_shapes=show_param_shapes)
+
+
+def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> str:
+    """Return the model as `print` shows it, with parameters, flops and, where given, activations at each module."""
+    return tree.render(_quiet_summary(flops, activations))
+
+
+def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
+    """Return a Markdown table of the elements of each module and the shape of each parameter, down to `max_depth`."""
+    return parameters.render(read_modules(model), depth=max_depth)
+
+
+def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
+    """Return the summary; as fvcore's text functions do, warnings of these analyses are off from here on."""
+    for analysis in (flops, activations):
+        if analysis is not None:
+            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+    return summarise(flops, activations)
+
+
+def _about(analysis: ModelAnalysis) -> dict[str, str]:
+    table_used = analysis._table
+    about = dict(analysis.trace().about)
+    about["model"] = analysis.module_tree().root.class_name
+    if table_used is not None:
+        about |= {"table": table_used.name, "multiply_add": str(table_used.multiply_add)}
+        about["description"] = table_used.description
+    return about

@@ -1,0 +1,96 @@
+"""The command line: arguments in, a recorded and counted model out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from fvflops import __version__
+
+# Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
+COMMANDS = {
+    "count": "count a model's flops, activations and parameters",
+    "ops": "list the ops that a table counts, or explain one",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 for success, 1 for an error, 2 for a wrong command line."""
+    arguments = build_parser().parse_args(argv)
+    command = importlib.import_module(f"fvflops.cli.{arguments.command}")
+    # torch says this when NumPy is not installed; nothing here needs NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    try:
+        return int(command.run(arguments))
+    except BrokenPipeError:
+        # The reader of a pipe went away (`| head`): there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(f"fvflops: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="fvflops", description="What a PyTorch model costs, and where.")
+    parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, purpose in COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.add_argument(
+            "--table", default="default", help="convention: default, fvcore, or the path or URI of a YAML file"
+        )
+        _ARGUMENTS[name](command)
+    return parser
+
+
+def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY",
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="shape of an input, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
+    )
+    parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+    parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
+    parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
+    parser.add_argument("--format", default="table", metavar="F", help="table, tree, json, csv or markdown")
+    parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
+    parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
+    parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
+
+
+def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the op to explain, such as aten::linear or linear")
+
+
+_ARGUMENTS = {"count": _add_count_arguments, "ops": _add_ops_arguments}
+
+
+def _depth(text: str) -> int:
+    depth = int(text)
+    if depth < 0:
+        raise argparse.ArgumentTypeError(f"a depth is 0 or more, not {depth}")
+    return depth
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    if isinstance(error, (ValueError, KeyError, LookupError, TypeError, OSError, ImportError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,51 @@
+"""`fvflops count`: one model, recorded once, counted and reported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from difflib import get_close_matches
+
+from fvflops import paths
+from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.cli.models import load_model
+from fvflops.formulas import load_table
+from fvflops.reports import REPORTS, ledger
+from fvflops.trace import Status
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count the model that the arguments name and write the report; return the exit code."""
+    report = REPORTS.get(arguments.format)
+    if report is None:
+        near = get_close_matches(arguments.format, REPORTS, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"no format is called {arguments.format!r}: take {near!r}, or another of {', '.join(sorted(REPORTS))}"
+        )
+    table = load_table(arguments.table)
+    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
+    subject.model.train(arguments.train)
+    flops = FlopCountAnalysis(subject.model, subject.args, kwargs=subject.kwargs, table=table)
+    flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    unknown = flops.counts().ledger()[Status.UNKNOWN]
+    if arguments.strict and unknown:
+        listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common())
+        raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
+    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
+    activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    summary = summarise(flops, activations)
+    text = report(summary, by=arguments.by, depth=arguments.depth)
+    if arguments.format in ("table", "tree"):
+        text = f"{text}\n\n{ledger.render(summary)}"
+    _write(text, arguments.output)
+    return 0
+
+
+def _write(text: str, path: str | None) -> None:
+    text = text if text.endswith("\n") else text + "\n"
+    if path is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    with paths.open_text(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,218 @@
+"""The models of the command line: `zoo:resnet50`, `timm:NAME`, `file.py:factory`, built with random weights."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops import paths
+from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
+
+_MAX_CONFIG = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to count, with the arguments of its forward."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A model as its library makes it, with the inputs that the library says it takes, or the arguments themselves."""
+
+    model: nn.Module
+    inputs: tuple[InputSpec, ...] = ()
+    arguments: tuple[Any, ...] | None = None
+
+
+def load_model(
+    name: str, inputs: Sequence[str] = (), *, config: str | None = None, device: str | None = None
+) -> Subject:
+    """Return the model that a MODEL argument names, on its inputs.
+
+    `inputs` are `--input` texts; without any, the shapes are those that the model's library gives. `config` is JSON, or
+    the path of a JSON file, for transformers. Whatever is missing or misspelt raises ValueError.
+    """
+    source, separator, rest = name.rpartition(":")
+    if not separator or not rest or not source:
+        raise ValueError(
+            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
+            "transformers:CLASS, package.module:factory or file.py:factory"
+        )
+    if config is not None and source != "transformers":
+        raise ValueError(f"--config is for transformers models, and {name!r} is none")
+    specs = tuple(parse_input(text) for text in inputs)
+    where = torch.device(device) if device is not None else nullcontext()
+    with where:
+        built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
+    home = _home_of(built.model)
+    if specs or built.arguments is None:
+        specs = specs or built.inputs
+        if not specs:
+            raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
+        args, kwargs = make_arguments(specs, home)
+        return Subject(built.model, args, kwargs)
+    if len(built.arguments) == 1 and isinstance(built.arguments[0], Mapping):
+        return Subject(built.model, (), built.arguments[0])
+    return Subject(built.model, built.arguments, {})
+
+
+def _from_zoo(name: str, _: str | None) -> _Built:
+    from fvflops.zoo import ZOO, build
+
+    model = build(name)
+    return _Built(model, tuple(InputSpec(None, shape, dtype) for _, shape, dtype in ZOO[name].inputs))
+
+
+def _from_timm(name: str, _: str | None) -> _Built:
+    timm = _import("timm")
+    if not timm.is_model(name):
+        raise ValueError(_unknown("timm", name, timm.list_models()))
+    model = timm.create_model(name, pretrained=False)
+    return _Built(model, (InputSpec(None, (1, *model.pretrained_cfg["input_size"])),))
+
+
+def _from_torchvision(name: str, _: str | None) -> _Built:
+    models = _import("torchvision").models
+    if name not in models.list_models():
+        raise ValueError(_unknown("torchvision", name, models.list_models()))
+    # Without weights_backbone a detection model would load its backbone's weights.
+    needs_backbone = "detection" in models.get_model_builder(name).__module__ or "segmentation" in (
+        models.get_model_builder(name).__module__
+    )
+    options = {"weights_backbone": None} if needs_backbone else {}
+    model = models.get_model(name, weights=None, **options)
+    return _Built(model, _torchvision_inputs(models.get_model_weights(name)))
+
+
+def _torchvision_inputs(weights: Any) -> tuple[InputSpec, ...]:
+    """Return the inputs for which a model's published weights were made, () where torchvision does not say."""
+    if not len(weights):
+        return ()
+    preset = weights.DEFAULT.transforms()
+    size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)
+    if size is None:
+        return ()
+    sides = tuple(size) * 2 if len(size) == 1 else tuple(size)
+    frames = weights.DEFAULT.meta.get("min_temporal_size")
+    return (InputSpec(None, (1, 3, *((frames,) if frames else ()), *sides[-2:])),)
+
+
+def _from_transformers(name: str, config: str | None) -> _Built:
+    transformers = _import("transformers")
+    model_class: Any = getattr(transformers, name, None)
+    config_class = getattr(model_class, "config_class", None)
+    if config_class is None:
+        names = [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
+        raise ValueError(_unknown("transformers", name, names))
+    settings = config_class(**_read_config(config))
+    return _Built(model_class(settings), _transformers_inputs(model_class, settings))
+
+
+def _transformers_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]:
+    """Return inputs of a usual size for text, image or sound, whichever the model says it takes; () for others."""
+    main = model_class.main_input_name
+    if main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        return (InputSpec(main, (1, getattr(config, "num_channels", 3), *sides)),)
+    if main == "input_values":
+        return (InputSpec(main, (1, 16_000)),)
+    text = (1, min(128, getattr(config, "max_position_embeddings", None) or 128))
+    if main == "input_features":
+        features = InputSpec(main, (1, getattr(config, "num_mel_bins", 80), 3000))
+        return (features, InputSpec("decoder_input_ids", (1, 1), "int64"))
+    if main == "input_ids":
+        decoder = (InputSpec("decoder_input_ids", text, "int64"),) if config.is_encoder_decoder else ()
+        return (InputSpec(main, text, "int64"), *decoder)
+    return ()
+
+
+def _read_config(config: str | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    text: str | None = config
+    if not config.lstrip().startswith("{"):
+        text = paths.read_text(config, _MAX_CONFIG)
+        if text is None:
+            raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--config {config}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f'--config {config}: a configuration is a JSON object, such as {{"num_hidden_layers": 2}}')
+    return settings
+
+
+def _from_factory(source: str, name: str) -> _Built:
+    module = _import_file(source) if source.endswith(".py") else _import(source)
+    factory = getattr(module, name, None)
+    if factory is None:
+        raise ValueError(_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
+    made = factory if isinstance(factory, nn.Module) else factory()
+    model, arguments = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{source}:{name} made {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")
+    if arguments is not None and not isinstance(arguments, tuple):
+        arguments = (arguments,)
+    return _Built(model, arguments=arguments)
+
+
+def _import_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path!r}")
+    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path!r} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    # As for `python file.py`, what lies beside the file can be imported.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise ValueError(f"there is no package {error.name!r} here: install it, or check the name") from error
+
+
+def _unknown(source: str, name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"{source} has no {name!r}" + (f": the nearest is {near[0]!r}" if near else "")
+
+
+def _home_of(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+_SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
+    "zoo": _from_zoo,
+    "timm": _from_timm,
+    "torchvision": _from_torchvision,
+    "transformers": _from_transformers,
+}

@@ -1,0 +1,15 @@
+"""Counting: a Trace and a table in, Counts out."""
+
+from fvflops.metrics.counting import Amount, Pricer, count
+from fvflops.metrics.handles import Handle, HandlePricer
+from fvflops.metrics.pricing import FreePricer, TablePricer
+
+__all__ = [
+    "Amount",
+    "FreePricer",
+    "Handle",
+    "HandlePricer",
+    "Pricer",
+    "TablePricer",
+    "count",
+]
