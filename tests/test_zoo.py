@@ -64,9 +64,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def make_inputs(name: str, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Zeros as ZOO describes them, the floating-point ones in `dtype`."""
-    made = [
-        torch.zeros(shape, dtype=getattr(torch, kind), device=device) for _, shape, kind in ZOO[name].inputs
-    ]
+    made = [torch.zeros(shape, dtype=getattr(torch, kind), device=device) for _, shape, kind in ZOO[name].inputs]
     return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in made]
 
 
@@ -196,9 +194,7 @@ def test_build_takes_meta_for_the_large_and_the_default_device_for_the_rest():
 
 
 def test_meta_marks_the_models_of_more_than_a_billion_parameters():
-    assert {name for name, entry in ZOO.items() if entry.meta} == {
-        n for n, p in PARAMETERS.items() if p > 10**9
-    }
+    assert {name for name, entry in ZOO.items() if entry.meta} == {n for n, p in PARAMETERS.items() if p > 10**9}
 
 
 @pytest.mark.parametrize(
@@ -322,13 +318,9 @@ def test_llama_has_the_parameters_of_transformers(transformers: ModuleType, name
     assert list_shapes(build(name, device="meta")) == shapes
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "tied", "theta"), [(1, False, 10_000.0), (2, True, 500_000.0), (4, False, 100.0)]
-)
+@pytest.mark.parametrize(("kv_heads", "tied", "theta"), [(1, False, 10_000.0), (2, True, 500_000.0), (4, False, 100.0)])
 @torch.no_grad()
-def test_llama_computes_what_transformers_computes(
-    transformers: ModuleType, kv_heads: int, tied: bool, theta: float
-):
+def test_llama_computes_what_transformers_computes(transformers: ModuleType, kv_heads: int, tied: bool, theta: float):
     config = LlamaConfig(
         vocab_size=100,
         hidden_size=64,
@@ -342,9 +334,7 @@ def test_llama_computes_what_transformers_computes(
     theirs = build_llama_of_transformers(transformers, config).eval()
     scatter(theirs)
     ours = Llama(config).eval()
-    ours.load_state_dict(
-        {name.removeprefix("model."): tensor for name, tensor in theirs.state_dict().items()}
-    )
+    ours.load_state_dict({name.removeprefix("model."): tensor for name, tensor in theirs.state_dict().items()})
     assert count_parameters(ours) == count_parameters(theirs)
     tokens = torch.randint(100, (2, 33))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
