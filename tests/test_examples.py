@@ -23,6 +23,15 @@ ROWS = [
 ]
 
 
+# The torch that the tables are written for; an older one lacks some ops, or their kernels for the meta device.
+WRITTEN_FOR = (2, 13)
+OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < WRITTEN_FOR
+
+
+class NotHere(AssertionError):
+    """An example that this torch cannot run."""
+
+
 def build(given):
     """Return the argument that a part of an example stands for, tensors on the meta device."""
     if isinstance(given, TensorSpec):
@@ -44,7 +53,9 @@ def bind(schema, example):
 def overloads_of(op):
     """Return the overloads that a row's name stands for, those that write to an `out` left out."""
     namespace, _, name = packet_of(op).partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        raise NotHere(f"this torch has no {op}")
     found = [getattr(packet, overload) for overload in packet.overloads() if not overload.endswith("out")]
     return [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
 
@@ -68,7 +79,7 @@ def call_of(op, text):
             return describe_call(overload, (), values, overload(**values))
         except (RuntimeError, NotImplementedError) as error:
             problems.append(f"{overload} raised {error}")
-    raise AssertionError(f"the example {text!r} of {op} runs on no overload: {problems}")
+    raise NotHere(f"the example {text!r} of {op} runs on no overload: {problems}")
 
 
 def check(row: Row, multiply_add: int) -> None:
@@ -89,7 +100,12 @@ def _torchvision():
 
 @pytest.mark.parametrize(("table", "row"), ROWS)
 def test_an_example_costs_what_it_says(table, row):
-    check(row, load_table(table).multiply_add)
+    try:
+        check(row, load_table(table).multiply_add)
+    except NotHere as problem:
+        if not OLDER:
+            raise
+        pytest.skip(f"torch {torch.__version__}: {problem}")
 
 
 @pytest.mark.parametrize("change", [{"example": "4 5, 5 6 = 121"}, {"example": ""}, {"macs": "2*m*k*n"}, {"macs": "0"}])

@@ -11,7 +11,7 @@ import torch
 
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 
-_SPARSE = frozenset({"sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
+_COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _DTYPE_NAMES: dict[torch.dtype, str] = {}
 
 
@@ -115,8 +115,15 @@ def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
         dtype=dtype_name(tensor.dtype),
         device=str(tensor.device),
         layout=layout,
-        nnz=tensor._nnz() if layout in _SPARSE else None,
+        nnz=_stored_elements(tensor, layout),
     )
+
+
+def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
+    # Not _nnz(), which counts the blocks of a blocked layout.
+    if layout == "sparse_coo":
+        return tensor._values().numel()
+    return tensor.values().numel() if layout in _COMPRESSED else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -21,10 +21,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 for success, 1 for an error, 2 for a wrong command line."""
     arguments = build_parser().parse_args(argv)
-    command = importlib.import_module(f"fvflops.cli.{arguments.command}")
-    # torch says this when NumPy is not installed; nothing here needs NumPy.
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
+        with warnings.catch_warnings():
+            # torch says this when NumPy is not installed; nothing here needs NumPy.
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            command = importlib.import_module(f"fvflops.cli.{arguments.command}")
         return int(command.run(arguments))
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): there is nobody left to tell.

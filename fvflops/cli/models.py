@@ -147,11 +147,9 @@ def _transformers_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]
 def _read_config(config: str | None) -> dict[str, Any]:
     if config is None:
         return {}
-    text: str | None = config
-    if not config.lstrip().startswith("{"):
-        text = paths.read_text(config, _MAX_CONFIG)
-        if text is None:
-            raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
+    text = config if config.lstrip().startswith("{") else paths.read_text(config, _MAX_CONFIG)
+    if text is None:
+        raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
     try:
         settings = json.loads(text)
     except json.JSONDecodeError as error:

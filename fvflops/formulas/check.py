@@ -85,7 +85,9 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
         raise node.mistake(f"{row.name}: {error}") from None
     if not overloads:
         return pattern.names
-    if pattern.arguments is None and all(len(pattern.items) > len(item.operands) for item in overloads):
+    # An overload that writes to `out` has that tensor among its arguments, after those that a pattern is about.
+    room = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
+    if pattern.arguments is None and room and len(pattern.items) > max(room):
         raise node.mistake(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")
     arguments = _arguments(overloads)
     for name in pattern.arguments or ():

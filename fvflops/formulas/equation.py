@@ -48,7 +48,10 @@ def read_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     dots = sorted({index for term in operands for index in term if index[0] == "."}, reverse=True)
     if arrow:
         before, ellipsis, after = right.partition("...")
-        return Equation(operands, (*before, *(dots if ellipsis else ()), *after), sizes)
+        output = (*before, *(dots if ellipsis else ()), *after)
+        if len(set(output)) < len(output) or not sizes.keys() >= set(output):
+            raise ValueError(f"the equation {text!r} has the output {right!r}: each index of an operand once, or not")
+        return Equation(operands, output, sizes)
     times = Counter(left)
     return Equation(
         operands, (*dots, *sorted(letter for letter in times if letter.isalpha() and times[letter] == 1)), sizes

@@ -84,6 +84,16 @@ class Expression:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The text of a part of an expression, made where an error asks for it: making it takes longer than computing."""
+
+    node: ast.AST
+
+    def __str__(self) -> str:
+        return _unparse(self.node)
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Expression:
     if len(text) > MAX_LENGTH:
@@ -166,33 +176,32 @@ def _parts(node: ast.AST) -> list[ast.expr]:
 
 
 def _walk(node: ast.AST, names: Mapping[str, Value]) -> Value:
-    match node:
-        case ast.Name(id=name):
-            return _look_up(name, names)
-        case ast.Constant(value=value):
-            return value  # type: ignore[return-value]
-        case ast.BinOp():
-            return _compute(node, names)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -as_integer(_walk(operand, names), _unparse(operand))
-        case ast.UnaryOp(operand=operand):
-            return not _truth(_walk(operand, names), operand)
-        case ast.BoolOp(op=op, values=values):
-            wanted = isinstance(op, ast.Or)
-            return any(_truth(_walk(value, names), value) == wanted for value in values) == wanted
-        case ast.Compare():
-            return _compare(node, names)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _walk(body if _truth(_walk(test, names), test) else orelse, names)
-        case ast.Subscript(value=value, slice=index):
-            return _item(_walk(value, names), _index(index), node)
-        case ast.Call(func=ast.Name(id=name), args=args):
-            result = FUNCTIONS[name].function(*((_walk(arg, names), _unparse(arg)) for arg in args))
-            return _bound(result) if isinstance(result, int) else result
-    raise FunctionError(f"{_unparse(node)} is not allowed")
+    return _WALKS[type(node)](node, names)
 
 
-def _look_up(name: str, names: Mapping[str, Value]) -> Value:
+def _negate(node: Any, names: Mapping[str, Value]) -> Value:
+    value = _walk(node.operand, names)
+    if isinstance(node.op, ast.Not):
+        return not _truth(value, node.operand)
+    return -as_integer(value, _Source(node.operand))
+
+
+def _join(node: Any, names: Mapping[str, Value]) -> Value:
+    wanted = isinstance(node.op, ast.Or)
+    return any(_truth(_walk(value, names), value) == wanted for value in node.values) == wanted
+
+
+def _choose(node: Any, names: Mapping[str, Value]) -> Value:
+    return _walk(node.body if _truth(_walk(node.test, names), node.test) else node.orelse, names)
+
+
+def _call(node: Any, names: Mapping[str, Value]) -> Value:
+    result = FUNCTIONS[node.func.id].function(*((_walk(arg, names), _Source(arg)) for arg in node.args))
+    return _bound(result) if isinstance(result, int) else result
+
+
+def _look_up(node: Any, names: Mapping[str, Value]) -> Value:
+    name = node.id
     if name in names:
         return names[name]
     near = get_close_matches(name, names, n=1)
@@ -200,9 +209,9 @@ def _look_up(name: str, names: Mapping[str, Value]) -> Value:
     raise FunctionError(f"unknown name {name} ({hint})")
 
 
-def _compute(node: ast.BinOp, names: Mapping[str, Value]) -> int:
-    left = as_integer(_walk(node.left, names), _unparse(node.left))
-    right = as_integer(_walk(node.right, names), _unparse(node.right))
+def _compute(node: Any, names: Mapping[str, Value]) -> int:
+    left = as_integer(_walk(node.left, names), _Source(node.left))
+    right = as_integer(_walk(node.right, names), _Source(node.right))
     if isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)) and right == 0:
         raise FunctionError(f"division by zero: {_unparse(node.right)} is 0")
     if isinstance(node.op, ast.Div) and left % right:
@@ -210,7 +219,7 @@ def _compute(node: ast.BinOp, names: Mapping[str, Value]) -> int:
     return _bound(_ARITHMETIC[type(node.op)](left, right))
 
 
-def _compare(node: ast.Compare, names: Mapping[str, Value]) -> bool:
+def _compare(node: Any, names: Mapping[str, Value]) -> bool:
     left = _plain(_walk(node.left, names))
     for op, part in zip(node.ops, node.comparators, strict=True):
         right = _plain(_walk(part, names))
@@ -235,7 +244,8 @@ def _truth(value: Value, node: ast.AST) -> bool:
     raise FunctionError(f"{_unparse(node)} is {_show(value)}, neither true nor false")
 
 
-def _item(value: Value, index: int | None, node: ast.Subscript) -> Value:
+def _item(node: Any, names: Mapping[str, Value]) -> Value:
+    value, index = _walk(node.value, names), _index(node.slice)
     if not isinstance(value, tuple):
         raise FunctionError(f"{_unparse(node.value)} is {_show(value)}, not a list")
     if index is None or not -len(value) <= index < len(value):
@@ -264,3 +274,16 @@ def _unparse(node: ast.AST) -> str:
 
 def _show(value: Value) -> str:
     return f"the tensor {value}" if isinstance(value, TensorSpec) else repr(value)
+
+
+_WALKS: Mapping[type[ast.AST], Callable[[Any, Mapping[str, Value]], Value]] = {
+    ast.Name: _look_up,
+    ast.Constant: lambda node, names: node.value,
+    ast.BinOp: _compute,
+    ast.UnaryOp: _negate,
+    ast.BoolOp: _join,
+    ast.Compare: _compare,
+    ast.IfExp: _choose,
+    ast.Subscript: _item,
+    ast.Call: _call,
+}

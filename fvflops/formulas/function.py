@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fvflops.trace import TensorSpec, Value
 
-# What a function gets for each argument: its value, and the text that stood there, for errors.
-Argument = tuple[Value, str]
+# What a function gets for each argument: its value, and what says the text that stood there, asked for in errors alone.
+Argument = tuple[Value, object]
 
 
 class FunctionError(ValueError):
@@ -25,8 +25,11 @@ class Function:
     function: Callable[..., Value]
 
 
-def as_integer(value: Value, text: str) -> int:
-    """Return a whole number, True and False as 1 and 0; every other value raises FunctionError."""
+def as_integer(value: Value, text: object) -> int:
+    """Return a whole number, True and False as 1 and 0; every other value raises FunctionError.
+
+    `text` says what stood there; it is turned into text where there is an error, and so in the next two.
+    """
     if isinstance(value, int):
         return int(value)
     if isinstance(value, TensorSpec):
@@ -36,7 +39,7 @@ def as_integer(value: Value, text: str) -> int:
     raise FunctionError(f"{text} is {value!r}, not a whole number")
 
 
-def as_tensor(value: Value, text: str) -> TensorSpec:
+def as_tensor(value: Value, text: object) -> TensorSpec:
     """Return a tensor; every other value raises FunctionError."""
     if isinstance(value, TensorSpec):
         return value
@@ -45,21 +48,28 @@ def as_tensor(value: Value, text: str) -> TensorSpec:
     raise FunctionError(f"{text} is {value!r}, not a tensor")
 
 
-def as_list(value: Value, text: str) -> tuple[Value, ...]:
+def as_list(value: Value, text: object) -> tuple[Value, ...]:
     """Return a list; every other value raises FunctionError."""
     if isinstance(value, tuple):
         return value
     raise FunctionError(f"{text} is {value!r} where a list is needed")
 
 
-def _integers(value: Value, text: str) -> list[int]:
-    return [as_integer(item, f"{text}[{index}]") for index, item in enumerate(as_list(value, text))]
+def _integers(value: Value, text: object) -> list[int]:
+    items = as_list(value, text)
+    return [
+        int(item) if isinstance(item, int) else as_integer(item, f"{text}[{index}]") for index, item in enumerate(items)
+    ]
 
 
 def _numel(argument: Argument) -> Value:
     value, text = argument
     if isinstance(value, tuple):
-        return tuple(as_tensor(item, f"{text}[{index}]").numel for index, item in enumerate(value) if item is not None)
+        tensors = [item for item in value if item is not None]
+        return tuple(
+            item.numel if isinstance(item, TensorSpec) else as_tensor(item, f"an item of {text}").numel
+            for item in tensors
+        )
     return as_tensor(value, text).numel
 
 

@@ -70,9 +70,7 @@ CONFIGS = {
         kv_heads=8,
         rope_theta=500_000.0,
     ),
-    "llama_tiny": LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2
-    ),
+    "llama_tiny": LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2),
 }
 
 

@@ -62,17 +62,13 @@ class ViTB16(nn.Module):
         self.conv_proj = nn.Conv2d(3, WIDTH, kernel_size=PATCH, stride=PATCH)
         self.class_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         self.pos_embedding = nn.Parameter(torch.empty(1, positions, WIDTH).normal_(std=0.02))
-        self.layers = nn.Sequential(
-            *(EncoderLayer(WIDTH, heads=HEADS, mlp_width=MLP_WIDTH) for _ in range(LAYERS))
-        )
+        self.layers = nn.Sequential(*(EncoderLayer(WIDTH, heads=HEADS, mlp_width=MLP_WIDTH) for _ in range(LAYERS)))
         self.ln = nn.LayerNorm(WIDTH, eps=NORM_EPS)
         self.head = nn.Linear(WIDTH, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != (IMAGE, IMAGE):
-            raise ValueError(
-                f"x is {tuple(x.shape)}: ViT-B/16 takes (b, 3, {IMAGE}, {IMAGE}), resize the images"
-            )
+            raise ValueError(f"x is {tuple(x.shape)}: ViT-B/16 takes (b, 3, {IMAGE}, {IMAGE}), resize the images")
         patches = self.conv_proj(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], dim=1)
         x = self.ln(self.layers(x + self.pos_embedding))
