@@ -14,22 +14,28 @@ from fvflops.formulas.example import Example
 from fvflops.formulas.row import price_call
 from fvflops.formulas.shipped import FORMULAS
 from fvflops.trace import TensorSpec
+from fvflops.trace.signature import packet_of
 from tests.products import DEFAULT, Products, meta, price, run
-from tests.test_examples import bind, call_of, overloads_of
+from tests.test_examples import OLDER, bind, call_of, overloads_of
 
 # --- every composite row is the sum of what it decomposes into -------------------------------------------------------
 
-COMPOSITE = [
-    row
-    for row in DEFAULT.rows.values()
-    if row.kind == "counted" and row.name.startswith("aten::") and describe_op(overloads_of(row.name)[0]).composite
-]
+
+def is_composite(op):
+    """Return whether torch can decompose an op; one that this torch lacks cannot be."""
+    known = op.startswith("aten::") and bool(torch._C._jit_get_schemas_for_operator(packet_of(op)))
+    return known and describe_op(overloads_of(op)[0]).composite
+
+
+COMPOSITE = [row for row in DEFAULT.rows.values() if row.kind == "counted" and is_composite(row.name)]
 # row → why its flops differ from those of its parts; multiply-adds and activations never do
 OTHER_FLOPS = {"aten::upsample_nearest2d": "torch takes it apart into indexing, which is free"}
 
 
 @pytest.mark.parametrize("row", COMPOSITE, ids=lambda row: row.name)
 def test_a_composite_row_is_the_sum_of_its_parts(row):
+    if OLDER and row.name == "aten::_convolution":
+        pytest.skip(f"torch {torch.__version__} has no meta kernel of {row.name}")
     example = Example.parse(row.example)
     overload = next(item for item in overloads_of(row.name) if bind(item._schema, example) is not None)
     products = run(overload, **bind(overload._schema, example))

@@ -10,6 +10,7 @@ from fvflops.formulas import TableError, load_table, register_formula
 from fvflops.formulas.check import check_op
 from fvflops.formulas.loading import _read_fields, _read_ops
 from tests.tables import TableFolder, signature
+from tests.test_examples import OLDER
 from tests.torchvision_schemas import define_torchvision_schemas
 
 
@@ -233,6 +234,7 @@ def test_a_formula_returns_a_cost_or_a_whole_number(load, result):
         load(f"ops:\n  aten::mm: {{use: {name}}}").price(signature("aten::mm", (4, 5), (5, 6)))
 
 
+@pytest.mark.skipif(OLDER, reason="the tables are written for a newer torch, which has all their ops")
 @pytest.mark.parametrize("uri", paths.shipped_files())
 def test_a_shipped_table_passes_the_check_of_a_users(uri):
     define_torchvision_schemas()
