@@ -87,6 +87,39 @@ def test_an_argument_given_twice_is_refused():
         FlopCountAnalysis(nn.Linear(4, 4), {"x": X}, kwargs={"x": X}).total()
 
 
+def test_a_mapping_is_one_argument_where_the_model_takes_no_such_names():
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, batch):
+            return self.fc(batch["image"])
+
+    assert FlopCountAnalysis(Detector(), {"image": X}).total() == 16
+    assert FlopCountAnalysis(Detector(), {"batch": {"image": X}}).total() == 16
+
+
+def test_lstms_without_biases_count_the_same_in_both_vocabularies():
+    class Core(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            with torch.enable_grad():
+                t = torch.ones(1, requires_grad=True)
+                torch.autograd.grad(t * 2, t)
+            return self.model(x)
+
+    for bias in (True, False):
+        model, x = nn.LSTM(6, 5, 2, bias=bias, bidirectional=True), torch.ones(4, 3, 6)
+        core = FlopCountAnalysis(Core(model), x)
+        assert core.trace().about["vocabulary"] == "core"
+        # 4 steps of 3 samples; 4 gates of 5; layer 1 sees 6 + 5, layer 2 sees 10 + 5; two directions.
+        assert core.total() == FlopCountAnalysis(model, x).total() == 12 * 2 * 20 * (11 + 15)
+
+
 def test_a_function_can_be_analysed():
     assert FlopCountAnalysis(lambda a, b: a @ b, (torch.ones(2, 3), torch.ones(3, 5))).total() == 30
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fvflops.cli import main
 from fvflops.cli.inputs import parse_input
@@ -46,6 +47,27 @@ def broken():
 
 def number():
     return 3
+
+def list_of_inputs():
+    return build(), [torch.ones(2, 4)]
+
+def one_dict():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+        def forward(self, batch):
+            return self.fc(batch["a"])
+    return Net(), ({"a": torch.ones(5, 4)},)
+
+def raising():
+    class Net(nn.Module):
+        def forward(self, x):
+            return {}["missing_key"]
+    return Net(), torch.ones(2)
+
+def exiting():
+    raise SystemExit(0)
 
 ready = build()
 """
@@ -88,6 +110,8 @@ def test_the_first_command_of_the_readme(capsys):
         ("with_names", [], 60),
         ("with_names", ["--input", "x=1,4"], 12),
         ("with_inputs", ["--device", "meta"], 24),
+        ("list_of_inputs", [], 24),
+        ("one_dict", [], 60),
     ],
 )
 def test_models_from_a_file(capsys, factory, name, options, flops):
@@ -143,6 +167,12 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--input", "1:floot"], "'floot' is no dtype"),
         (["zoo:lenet5", "--input", "0y=1"], "'0y' is no argument name"),
         (["zoo:lenet5", "--input", "1,3,28,28"], "expected input[1, 3, 28, 28] to have 1 channels"),
+        (["transformers:AutoModel"], "AutoModel has no configuration of its own"),
+        (["transformers:BertModel", "--config", "[]"], "a configuration is a JSON object"),
+        (
+            ["transformers:CLIPModel", "--device", "meta"],
+            "the inputs were assumed: input_ids=int64[1, 128]; give",
+        ),
         (["zoo:lenet5", "--format", "tabel"], "no format is called 'tabel': take 'table'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
@@ -161,7 +191,9 @@ def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
     ("name", "message"),
     [
         ("buidl", "has no 'buidl': the nearest is 'build'"),
-        ("broken", "ZeroDivisionError: in the factory second line"),
+        ("broken", "ZeroDivisionError: in the factory second line (my models.py:"),
+        ("raising", "KeyError: missing_key (my models.py:"),
+        ("exiting", "SystemExit: the program asked to exit with 0"),
         ("number", "made int: return a torch.nn.Module"),
         ("build", "does not say what it takes: give --input SHAPE"),
     ],
@@ -216,10 +248,31 @@ def test_ops_lists_and_explains(capsys):
     assert "macs" in out and "example" in out and "default.yaml:" in out
     code, out, _ = run(capsys, "ops", "aten::add.Tensor")
     assert code == 0 and "omitted" in out
-    code, out, err = run(capsys, "ops", "aten::lineer")
-    assert (code, out) == (1, "") and "'aten::linear'" in err
+    for name, message in (
+        ("aten::lineer", "'aten::linear'"),
+        ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
+    ):
+        code, out, err = run(capsys, "ops", name)
+        assert (code, out) == (1, "") and message in err
     code, out, _ = run(capsys, "ops", "conv2d")
-    assert code == 0 and "no row" in out
+    assert code == 0 and "no row, so it is looked into" in out
+    torch.library.custom_op("fvflops_cli_ops::scan", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor")
+    code, out, _ = run(capsys, "ops", "fvflops_cli_ops::scan")
+    assert code == 0 and "no row, so it is unknown" in out
+
+
+def test_ops_of_a_users_table(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("modules:\n  torch.nn.LSTM: {macs: hidden_size}\n")
+    code, out, _ = run(capsys, "ops", "--table", str(path))
+    assert code == 0 and "torch.nn.LSTM  macs: hidden_size" in out
+    code, out, _ = run(capsys, "ops", "torch.nn.LSTM", "--table", str(path))
+    assert code == 0 and f"{path}:2" in out
+    path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}\n')
+    code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
+    assert code == 1 and f"{path}:2: aten::gelu: the example '2 3 = 47' costs 48" in out
+    path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 48"}\n')
+    assert run(capsys, "ops", "--check", "--table", str(path))[:2] == (0, f"{path}: 1 of 1 examples hold\n")
 
 
 def test_a_wrong_command_line_exits_with_2(capsys):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fvflops.analysis.examples import bind_example, overloads_of, sign_example
 from fvflops.capture.signature import describe_op
 from fvflops.formulas import Call, load_table
 from fvflops.formulas.example import Example
@@ -16,7 +17,7 @@ from fvflops.formulas.shipped import FORMULAS
 from fvflops.trace import TensorSpec
 from fvflops.trace.signature import packet_of
 from tests.products import DEFAULT, Products, meta, price, run
-from tests.test_examples import OLDER, bind, call_of, overloads_of
+from tests.test_examples import OLDER
 
 # --- every composite row is the sum of what it decomposes into -------------------------------------------------------
 
@@ -37,9 +38,9 @@ def test_a_composite_row_is_the_sum_of_its_parts(row):
     if OLDER and row.name == "aten::_convolution":
         pytest.skip(f"torch {torch.__version__} has no meta kernel of {row.name}")
     example = Example.parse(row.example)
-    overload = next(item for item in overloads_of(row.name) if bind(item._schema, example) is not None)
-    products = run(overload, **bind(overload._schema, example))
-    whole = DEFAULT.price(call_of(row.name, row.example))
+    overload = next(item for item in overloads_of(row.name) if bind_example(item._schema, example) is not None)
+    products = run(overload, **bind_example(overload._schema, example))
+    whole = DEFAULT.price(sign_example(row.name, row.example))
     assert products.unknown == []
     assert products.macs == whole.macs
     assert (products.flops != whole.flops) == (row.name in OTHER_FLOPS)

@@ -158,3 +158,140 @@ def test_a_raising_fused_layer_leaves_no_function_mode():
     with pytest.raises(ZeroDivisionError):
         record(model, (torch.ones(1, 3, 8),))
     assert settings() == before
+
+
+def test_inputs_and_what_they_hold_are_as_before():
+    class Cache:
+        def __init__(self) -> None:
+            self.layers = [torch.zeros(1, 3)]
+            self.length = 3
+
+    class Net(nn.Module):
+        def forward(self, x, queue, cache):
+            x.requires_grad_()
+            queue["last"] = queue["items"].pop()
+            cache.layers[0] = torch.cat([cache.layers[0], x], 1)
+            cache.length += 1
+            cache.seen = True
+            return x * 2
+
+    x, cache, queue = torch.ones(1, 1), Cache(), {"items": [torch.ones(1)]}
+    record(Net(), (x, queue, cache))
+    assert not x.requires_grad and x.grad is None
+    assert list(queue) == ["items"] and len(queue["items"]) == 1
+    assert cache.layers[0].shape == (1, 3) and vars(cache).keys() == {"layers", "length"} and cache.length == 3
+
+
+def test_a_second_attempt_sees_the_inputs_of_the_first():
+    class Pops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, items):
+            y = 0
+            while items:
+                y = y + self.fc(items.pop())
+            with torch.enable_grad():
+                t = torch.ones(1, requires_grad=True)
+                torch.autograd.grad(t * 2, t)
+            return y
+
+    trace = record(Pops(), ([torch.ones(1, 4), torch.ones(1, 4)],))
+    assert sum(trace.signatures[key[0]].op == "aten::addmm" for key in trace.calls) >= 1
+    assert sum(n for key, n in trace.calls.items() if trace.signatures[key[0]].op == "aten::addmm") == 2
+
+
+def test_an_iterator_is_not_consumed_twice():
+    def model(items):
+        y = next(items) * 2
+        return torch.autograd.grad(y.sum(), y)
+
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        record(model, (iter([torch.ones(1, requires_grad=True)]),))
+
+
+def test_hooks_containers_shapes_and_generators_of_the_model_are_as_before():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.nested = {"deep": [[1]]}
+            self.frozen = torch.fx.immutable_collections.immutable_list([1, 2])
+            self.keyed: dict = {}
+            self.generator = torch.Generator()
+            self.once = self.register_forward_pre_hook(lambda module, args: self.once.remove())
+
+        def forward(self, x):
+            self.nested["deep"][0].append(2)
+            self.keyed[torch.zeros(3)] = 1
+            torch.rand(1, generator=self.generator)
+            self.fc.register_forward_hook(lambda module, args, out: None)
+            self.fc.weight.data = self.fc.weight.data[:2]
+            self.fc.bias.data = self.fc.bias.data[:2]
+            torch.set_default_dtype(torch.float64)
+            return self.fc(x)
+
+    model = Net()
+    state = model.generator.get_state()
+    record(model, (torch.ones(1, 4),))
+    assert model.nested == {"deep": [[1]]} and not model.keyed
+    assert torch.equal(model.generator.get_state(), state)
+    assert len(model._forward_pre_hooks) == 1 and not model.fc._forward_hooks
+    assert model.fc.weight.shape == (4, 4) and model.fc.bias.shape == (4,)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_bound_method_leaves_its_module_as_before():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def encode(self, x):
+            self.cache = x
+            self.fc.weight.data = self.fc.weight.data * 2
+            return self.fc(x)
+
+    model = Net()
+    before = model.fc.weight.clone()
+    trace = record(model.encode, (torch.ones(1, 4),))
+    assert torch.equal(model.fc.weight, before) and not hasattr(model, "cache")
+    assert [trace.scope_of(key[1]) for key in trace.calls if trace.signatures[key[0]].op == "aten::addmm"] == [
+        ("", "fc")
+    ]
+
+
+def test_an_interrupt_leaves_no_function_mode():
+    class Interrupted(nn.TransformerEncoderLayer):
+        def _ff_block(self, x):
+            raise KeyboardInterrupt
+
+    before = settings()
+    with pytest.raises(KeyboardInterrupt):
+        record(Interrupted(8, 2, batch_first=True).eval(), (torch.ones(1, 3, 8),))
+    assert settings() == before
+
+
+def test_a_training_step_under_autocast_works_after_a_recording_in_it():
+    model = nn.Linear(8, 4)
+    x = torch.ones(2, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        record(model, (x,))
+        model(x).float().sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_compiled_code_is_still_compiled_after_a_recording():
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    block = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend=counter, fullgraph=True)
+    model = nn.Sequential(block, nn.Linear(8, 2))
+    x = torch.ones(2, 8)
+    record(model, (x,))
+    model(x)
+    assert counter.frame_count == 1
+    record(model, (x,))
+    model(x)
+    assert counter.frame_count == 1

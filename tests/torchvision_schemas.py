@@ -4,6 +4,9 @@ With them defined, torchvision's Python models import and run on a CPU build; th
 kernels, so a model that calls `nms` or `roi_align` still raises.
 """
 
+import importlib.util
+from pathlib import Path
+
 import torch
 
 _SCHEMAS = (
@@ -39,11 +42,23 @@ _libraries: list[torch.library.Library] = []
 
 
 def define_torchvision_schemas() -> None:
-    """Define the schemas, once, unless a torchvision with its own kernels has."""
-    if _libraries or torch._C._jit_get_schemas_for_operator("torchvision::nms"):
+    """Define the schemas, once, unless torchvision's own library can be loaded."""
+    if _libraries or _load_own_library():
         return
     library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
     # A library that is collected takes its schemas with it.
     _libraries.append(library)
+
+
+def _load_own_library() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    for path in folder.glob("_C.*") if folder is not None else ():
+        try:
+            torch.ops.load_library(str(path))
+        except OSError:  # it is linked against CUDA libraries that a CPU build of torch does not bring
+            return False
+        return True
+    return False

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
 
-def bind_inputs(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+
+def bind_inputs(
+    model: Callable[..., Any], inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments that `inputs` and `kwargs` stand for.
 
     A tuple or a list holds positional arguments, a mapping keyword arguments, anything else is the only argument; None
-    is no argument. A name given twice raises TypeError.
+    is no argument. A mapping that the model cannot take by keyword and can take as one argument is one argument. A
+    name given twice raises TypeError.
 
-    >>> bind_inputs({"ids": 1}, {"mask": 2})
+    >>> bind_inputs(lambda ids, mask: ids, {"ids": 1}, {"mask": 2})
     ((), {'ids': 1, 'mask': 2})
+    >>> bind_inputs(lambda batch: batch, {"image": 1}, None)
+    (({'image': 1},), {})
     """
     extra = dict(kwargs or {})
     if inputs is None:
@@ -22,8 +30,22 @@ def bind_inputs(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[An
         twice = sorted(inputs.keys() & extra.keys())
         if twice:
             raise TypeError(f"{', '.join(map(repr, twice))} stands both in the inputs and in kwargs: name it once")
+        if not _takes(model, (), {**inputs, **extra}) and _takes(model, (inputs,), extra):
+            return (inputs,), extra
         return (), {**inputs, **extra}
     # A named tuple is a structure of the model's own, not a list of arguments.
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), extra
     return (inputs,), extra
+
+
+def _takes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return True  # written in C: only calling it can tell
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

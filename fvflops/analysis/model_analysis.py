@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy as copying
 import logging
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
@@ -35,6 +33,7 @@ class ModelAnalysis:
     of keyword arguments; `kwargs` adds keyword arguments. The model runs once, when a result is first asked for, and is
     left as it was. An op belongs to the module that was called last when it ran, and to that module's parents.
 
+    >>> import torch
     >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
     >>> analysis.set_op_handle("aten::linear", lambda call: call.out.numel).total()
     8
@@ -171,7 +170,10 @@ class ModelAnalysis:
         return self
 
     def tracer_warnings(self: Self, mode: str) -> Self:
-        """Set which warnings of the model's run pass: "all", "no_tracer_warning" or "none"; returns the analysis."""
+        """Set which warnings of the model's run pass: "all", "no_tracer_warning" or "none"; returns the analysis.
+
+        Nothing is traced with torch.jit here, so that the first two are the same.
+        """
         if mode not in _TRACER_WARNINGS:
             raise ValueError(f"Unrecognized tracer warning mode {mode!r}: it is one of {', '.join(_TRACER_WARNINGS)}")
         self._tracer_warnings = mode
@@ -196,13 +198,9 @@ class ModelAnalysis:
             raise TraceError(
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
-        args, kwargs = bind_inputs(self._inputs, self._kwargs)
-        with warnings.catch_warnings():
-            if self._tracer_warnings == "none":
-                warnings.simplefilter("ignore")
-            elif self._tracer_warnings == "no_tracer_warning":
-                warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
-            self._trace = record(self._model, args, kwargs, stops_at=self._pricer().stops_at)
+        args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
+        quiet = self._tracer_warnings == "none"
+        self._trace = record(self._model, args, kwargs, stops_at=self._pricer().stops_at, quiet=quiet)
         self._modules = self._trace.modules
         return self._trace
 
@@ -249,5 +247,5 @@ class ModelAnalysis:
                 )
 
 
-def _absent_model() -> None:
-    raise TraceError("an analysis of a trace has no model to run")
+def _absent_model(*args: Any, **kwargs: Any) -> None:
+    raise TraceError("an analysis of a trace has no model to run: give copy() a new_model and new_inputs")

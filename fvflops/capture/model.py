@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.signature import describe, describe_tensor
-from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, Value
+from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
 # Modules whose forward is one of these are never called, or run no op: nobody wonders why nothing was seen in them.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
@@ -21,6 +21,12 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     while type(module).__name__ == "OptimizedModule" and (inner := module._modules.get("_orig_mod")) is not None:
         module = inner
     return module
+
+
+def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
+    """Return the module that a model is, or whose bound method it is; None for a plain function."""
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    return unwrap_compiled(owner) if isinstance(owner, nn.Module) else None
 
 
 def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -51,17 +57,18 @@ def canonical_names(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
-    """Return the module tree of a model; a plain function is a root without children.
+    """Return the module tree of a model, or of the module whose method it is; a function is a root without children.
 
     A lazy module whose parameters have no shape yet raises ValueError.
     """
-    if not isinstance(model, nn.Module):
+    owner = owner_of(model)
+    if owner is None:
         name = getattr(model, "__qualname__", type(model).__qualname__)
         return ModuleTree({"": ModuleInfo("", "", name)})
     canonical: dict[nn.Module, str] = {}
     identities: dict[int, int] = {}
     places = {}
-    for path, module in named_places(model):
+    for path, module in named_places(owner):
         places[path] = _read_place(path, module, canonical.setdefault(module, path), identities)
     return ModuleTree(places)
 
@@ -120,8 +127,20 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str)) or value is None
 
 
-def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Value]]:
-    """Return (how a person would call it, spec) for each argument of a call that is or holds tensors."""
-    named = [(f"argument {index}", value) for index, value in enumerate(args)]
-    named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
-    return [(name, describe(value)) for name, value in named]
+def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return each argument of a call as a person would write it down: tensors by dtype and shape.
+
+    >>> describe_inputs((torch.ones(2, 3),), {"scale": 2})
+    ['float32[2, 3]', 'scale=2']
+    """
+    return [_show(value) for value in args] + [f"{name}={_show(value)}" for name, value in kwargs.items()]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(describe_tensor(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_show(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_show(item)}' for name, item in value.items())}}}"
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

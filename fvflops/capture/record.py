@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,12 +17,12 @@ from torch.utils import _pytree as pytree
 
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
-from fvflops.capture.model import canonical_names, describe_inputs, read_modules, unwrap_compiled
+from fvflops.capture.model import canonical_names, describe_inputs, owner_of, read_modules, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.scopes import module_scopes
 from fvflops.capture.signature import tensors_of
-from fvflops.trace import StopsAt, TensorSpec, Trace, tensors_in
+from fvflops.trace import StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
 
@@ -35,19 +37,26 @@ def record(
     kwargs: dict[str, Any] | None = None,
     *,
     stops_at: StopsAt = _NO_STOPS,
+    quiet: bool = False,
 ) -> Trace:
     """Run a model once and return the Trace of what it did.
 
     Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below
     autograd; a model that uses autograd in its forward is run again under it. A model on the meta device gets its
-    inputs moved there. Whatever the model raises is raised, and the model, its buffers, random generators and modules'
-    attributes are as before.
+    inputs moved there. `quiet` silences Python's warnings. Whatever the model raises is raised, and the model, its
+    buffers, its modules' attributes, the inputs and the random generators are as before. Recordings in several threads
+    take turns.
 
     >>> record(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
     'aten::linear'
     """
     kwargs = {} if kwargs is None else dict(kwargs)
-    with _TURN:
+    with _TURN, ExitStack() as stack:
+        if quiet:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_eager())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
             if _on_meta(model):
@@ -56,20 +65,31 @@ def record(
             return _run(model, args, kwargs, stops_at, "composite")
         except Exception as error:
             vocabulary, eager = _another_way(error)
-            if vocabulary == "composite" and not eager:
+            once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
+            if once or (vocabulary == "composite" and not eager):
                 _say_which_input(error, model, args, kwargs)
                 raise
-        # A compiled function that insists on a whole graph refuses to run under a dispatch mode, except eagerly.
-        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
-            return _run(model, args, kwargs, stops_at, vocabulary)
+        if eager:
+            stack.enter_context(_eager())
+        return _run(model, args, kwargs, stops_at, vocabulary)
+
+
+def _eager() -> AbstractContextManager[None]:
+    """Return a context in which compiled code runs eagerly.
+
+    Without it, torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to
+    run where a whole graph was asked for.
+    """
+    return torch.compiler.set_stance("force_eager")
 
 
 def _run(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], stops_at: StopsAt, vocabulary: str) -> Trace:
     recorder = Recorder(stops_at)
     modules = read_modules(model)
-    names = canonical_names(model) if isinstance(model, nn.Module) else {}
+    owner = owner_of(model)
+    names = canonical_names(owner) if owner is not None else {}
     _name_storages(recorder, names, args, kwargs)
-    with _restored(names) as undo_log, ExitStack() as stack:
+    with _restored(names, (args, kwargs)) as undo_log, ExitStack() as stack:
         stack.enter_context(module_scopes(recorder, names))
         stack.enter_context(function_regions(recorder))
         if vocabulary == "composite":
@@ -82,6 +102,7 @@ def _run(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], stops_at: 
             "python": platform.python_version(),
             "vocabulary": vocabulary,
             "execution": "real",
+            "inputs": ", ".join(describe_inputs(args, kwargs)),
         }
         return recorder.trace(modules, about)
 
@@ -100,14 +121,18 @@ def _call(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], recorder:
 
 
 @contextmanager
-def _restored(names: dict[nn.Module, str]) -> Iterator[UndoLog]:
-    snapshot = Snapshot(names)
+def _restored(names: dict[nn.Module, str], inputs: Any) -> Iterator[UndoLog]:
+    snapshot = Snapshot(names, inputs)
     undo_log = UndoLog()
     try:
         yield undo_log
     finally:
-        undo_log.undo()
-        snapshot.restore()
+        try:
+            undo_log.undo()
+        finally:
+            snapshot.restore()
+            # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+            torch.clear_autocast_cache()
 
 
 def _name_storages(
@@ -136,7 +161,8 @@ def _another_way(error: Exception) -> tuple[str, bool]:
     if "torch dispatch mode present" in str(error):
         return "composite", True
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
-    uses_autograd = "grad" in str(error) or any("torch/autograd/" in file for file in files)
+    says_so = isinstance(error, RuntimeError) and "grad" in str(error)
+    uses_autograd = says_so or any("torch/autograd/" in file for file in files)
     return ("core" if uses_autograd else "composite"), False
 
 
@@ -147,10 +173,10 @@ def _say_which_input(error: Exception, model: Model, args: tuple[Any, ...], kwar
         return
     homes = sorted({str(parameter.device) for parameter in model.parameters()})
     strays = [
-        f"{name} is on {spec.device}"
-        for name, value in describe_inputs(args, kwargs)
-        for spec in tensors_in(value)
-        if isinstance(spec, TensorSpec) and homes and spec.device not in homes
+        f"{name} is on {tensor.device}"
+        for name, value in (*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items())
+        for tensor in tensors_of(value)
+        if homes and str(tensor.device) not in homes
     ]
     if strays and error.args:
         note = f"{'; '.join(strays)}; the model is on {', '.join(homes)}"

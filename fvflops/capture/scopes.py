@@ -30,14 +30,18 @@ class _Unfused(TorchFunctionMode):
 def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterator[None]:
     """Hook each module for as long as the context lasts; a ScriptModule is hooked, what is inside it is not."""
     handles = []
+    modes: list[_Unfused] = []
     try:
         for module, name in names.items():
             if not _inside_script(module, name, names):
-                handles.extend(_hook(module, name, recorder))
+                handles.extend(_hook(module, name, recorder, modes))
         yield
     finally:
         for handle in handles:
             handle.remove()
+        # torch runs no hook for an exception that is no Exception, such as KeyboardInterrupt.
+        while modes:
+            modes.pop().__exit__(None, None, None)
 
 
 def _inside_script(module: nn.Module, name: str, names: Mapping[nn.Module, str]) -> bool:
@@ -47,27 +51,24 @@ def _inside_script(module: nn.Module, name: str, names: Mapping[nn.Module, str])
     return any(isinstance(other, torch.jit.ScriptModule) for other, path in names.items() if path == parent)
 
 
-def _hook(module: nn.Module, name: str, recorder: Recorder) -> list[Any]:
-    tokens: list[int] = []
-    outer_error: list[BaseException | None] = []
-    modes: list[_Unfused] = []
+def _hook(module: nn.Module, name: str, recorder: Recorder, modes: list[_Unfused]) -> list[Any]:
+    calls: list[tuple[int, BaseException | None]] = []
     fused = isinstance(module, _FUSED)
 
     def push(_: nn.Module, args: Any, kwargs: Any) -> None:
         if recorder.own_thread():
-            tokens.append(recorder.enter("module", name, (args, kwargs)))
-            outer_error.append(sys.exc_info()[1])
+            calls.append((recorder.enter("module", name, (args, kwargs)), sys.exc_info()[1]))
             if fused:
                 modes.append(_Unfused())
                 modes[-1].__enter__()
 
     def pop(_: nn.Module, args: Any, result: Any) -> None:
-        if recorder.own_thread() and tokens:
+        if recorder.own_thread() and calls:
             if fused:
                 modes.pop().__exit__(None, None, None)
+            token, outer_error = calls.pop()
             error = sys.exc_info()[1]
-            raised = error is not None and error is not outer_error.pop()
-            recorder.leave(tokens.pop(), result, raised=raised)
+            recorder.leave(token, result, raised=error is not None and error is not outer_error)
 
     # Called on nn.Module itself, because a ScriptModule refuses the methods and yet runs the hooks.
     return [

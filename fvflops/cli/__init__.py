@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -18,23 +19,29 @@ COMMANDS = {
 }
 
 
+_LONGEST = 400
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 for success, 1 for an error, 2 for a wrong command line."""
     arguments = build_parser().parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        # A terminal that cannot show a character shows its escape; the report is not lost.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             # torch says this when NumPy is not installed; nothing here needs NumPy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             command = importlib.import_module(f"fvflops.cli.{arguments.command}")
-        return int(command.run(arguments))
+            return int(command.run(arguments))
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if arguments.debug:
             raise
-        print(f"fvflops: error: {_one_line(error)}", file=sys.stderr)
+        print(f"fvflops: error: {say_error(error)}", file=sys.stderr)
         return 1
 
 
@@ -78,20 +85,38 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the op to explain, such as aten::linear or linear")
+    parser.add_argument("--check", action="store_true", help="run the examples of the table's rows")
 
 
 _ARGUMENTS = {"count": _add_count_arguments, "ops": _add_ops_arguments}
 
 
 def _depth(text: str) -> int:
-    depth = int(text)
-    if depth < 0:
-        raise argparse.ArgumentTypeError(f"a depth is 0 or more, not {depth}")
-    return depth
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a depth is a whole number from 0, not {text!r}")
+    return int(text)
 
 
-def _one_line(error: Exception) -> str:
+def say_error(error: BaseException) -> str:
+    """Return an error in one line: our own by its message, another's with its type and the place where it was raised.
+
+    >>> say_error(ZeroDivisionError("no inputs"))
+    'ZeroDivisionError: no inputs'
+    """
     text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-    if isinstance(error, (ValueError, KeyError, LookupError, TypeError, OSError, ImportError)) and text:
+    text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+    frames = traceback.extract_tb(error.__traceback__)
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ours = bool(frames) and frames[-1].filename.startswith(package)
+    if text and ours and isinstance(error, (ValueError, LookupError, TypeError)):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        return text
+    if isinstance(error, SystemExit):
+        text = f"the program asked to exit with {error.code!r}"
+    libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
+    places = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not places:
+        return kind
+    return f"{kind} ({os.path.basename(places[-1].filename)}:{places[-1].lineno}; --debug shows the traceback)"

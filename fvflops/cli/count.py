@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from fvflops import paths
 from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.capture.model import describe_inputs
 from fvflops.cli.models import load_model
 from fvflops.formulas import load_table
 from fvflops.reports import REPORTS, ledger
@@ -25,8 +26,18 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
-    flops = FlopCountAnalysis(subject.model, subject.args, kwargs=subject.kwargs, table=table)
+    flops = FlopCountAnalysis(subject.model, subject.inputs, kwargs=subject.kwargs, table=table)
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    try:
+        flops.trace()
+    except Exception as error:
+        if subject.assumed and error.args:
+            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
+            error.args = (
+                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
+                *error.args[1:],
+            )
+        raise
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
         listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common())

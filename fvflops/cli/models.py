@@ -25,20 +25,21 @@ _MAX_CONFIG = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to count, with the arguments of its forward."""
+    """A model to count, and its inputs as an analysis takes them; `assumed` says that nobody but us chose them."""
 
     model: nn.Module
-    args: tuple[Any, ...]
+    inputs: Any
     kwargs: Mapping[str, Any]
+    assumed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A model as its library makes it, with the inputs that the library says it takes, or the arguments themselves."""
+    """A model as its library makes it, with the inputs that the library says it takes, or the inputs themselves."""
 
     model: nn.Module
-    inputs: tuple[InputSpec, ...] = ()
-    arguments: tuple[Any, ...] | None = None
+    specs: tuple[InputSpec, ...] = ()
+    inputs: Any = None
 
 
 def load_model(
@@ -62,15 +63,12 @@ def load_model(
     with where:
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
     home = _home_of(built.model)
-    if specs or built.arguments is None:
-        specs = specs or built.inputs
-        if not specs:
-            raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
-        args, kwargs = make_arguments(specs, home)
-        return Subject(built.model, args, kwargs)
-    if len(built.arguments) == 1 and isinstance(built.arguments[0], Mapping):
-        return Subject(built.model, (), built.arguments[0])
-    return Subject(built.model, built.arguments, {})
+    if not specs and built.inputs is not None:
+        return Subject(built.model, built.inputs, {}, assumed=False)
+    if not specs and not built.specs:
+        raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
+    args, kwargs = make_arguments(specs or built.specs, home)
+    return Subject(built.model, args, kwargs, assumed=not specs)
 
 
 def _from_zoo(name: str, _: str | None) -> _Built:
@@ -116,11 +114,13 @@ def _torchvision_inputs(weights: Any) -> tuple[InputSpec, ...]:
 
 def _from_transformers(name: str, config: str | None) -> _Built:
     transformers = _import("transformers")
-    model_class: Any = getattr(transformers, name, None)
-    config_class = getattr(model_class, "config_class", None)
-    if config_class is None:
+    if not hasattr(transformers, name):
         names = [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
         raise ValueError(_unknown("transformers", name, names))
+    model_class: Any = getattr(transformers, name)
+    config_class: Any = getattr(model_class, "config_class", None)
+    if config_class is None:
+        raise ValueError(f"transformers' {name} has no configuration of its own: name a model class such as BertModel")
     settings = config_class(**_read_config(config))
     return _Built(model_class(settings), _transformers_inputs(model_class, settings))
 
@@ -147,11 +147,14 @@ def _transformers_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]
 def _read_config(config: str | None) -> dict[str, Any]:
     if config is None:
         return {}
-    text = config if config.lstrip().startswith("{") else paths.read_text(config, _MAX_CONFIG)
+    try:
+        text = config if config.lstrip()[:1] in ("{", "[") else paths.read_text(config, _MAX_CONFIG)
+    except OSError as error:
+        raise ValueError(f"--config {config}: {error.strerror or error}") from error
     if text is None:
         raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
     try:
-        settings = json.loads(text)
+        settings = json.loads(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise ValueError(f"--config {config}: {error}") from error
     if not isinstance(settings, dict):
@@ -165,12 +168,10 @@ def _from_factory(source: str, name: str) -> _Built:
     if factory is None:
         raise ValueError(_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
     made = factory if isinstance(factory, nn.Module) else factory()
-    model, arguments = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{source}:{name} made {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")
-    if arguments is not None and not isinstance(arguments, tuple):
-        arguments = (arguments,)
-    return _Built(model, arguments=arguments)
+    return _Built(model, inputs=inputs)
 
 
 def _import_file(path: str) -> ModuleType:
@@ -199,7 +200,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _unknown(source: str, name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, n=1, cutoff=0.0)
+    near = get_close_matches(name, names, n=1)
     return f"{source} has no {name!r}" + (f": the nearest is {near[0]!r}" if near else "")
 
 

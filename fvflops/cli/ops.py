@@ -1,50 +1,84 @@
-"""`fvflops ops`: what a table says of every op, or of one."""
+"""`fvflops ops`: what a table says of every op, or of one, and whether its examples hold."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from difflib import get_close_matches
 
+from fvflops.analysis.examples import check_examples
 from fvflops.formulas import FormulaTable, Row, load_table
+
+_FUNCTION = "prim::PythonOp."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the rows of a table, or explain one op; return the exit code."""
+    """Print the rows of a table, explain one op, or check the examples; return the exit code."""
     table = load_table(arguments.table)
+    if arguments.check:
+        return check(table)
     print(explain(table, arguments.name) if arguments.name else list_rows(table))
     return 0
 
 
+def check(table: FormulaTable) -> int:
+    """Run the example of each row, print those that do not hold, and return 1 if there are any."""
+    results = list(check_examples(table))
+    problems = [problem for _, problem in results if problem is not None]
+    for problem in problems:
+        print(problem)
+    print(f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold")
+    return 1 if problems else 0
+
+
 def list_rows(table: FormulaTable) -> str:
-    """Return one line for each row: the op, and its formula or status."""
-    width = max(len(op) for op in table.rows)
-    rows = [f"{op:<{width}}  {_formula(row)}" for op, row in sorted(table.rows.items())]
-    return "\n".join([f"{table.name}: {table.description}", "", *rows])
+    """Return one line for each row: the op, function or module class, and its formula or status."""
+    rows = {**table.rows, **table.modules}
+    width = max(map(len, rows), default=0)
+    lines = [f"{name:<{width}}  {_formula(row)}" for name, row in sorted(rows.items())]
+    title = f"{table.name}: {table.description}" if table.description else table.name
+    return "\n".join([title, "", *lines])
 
 
 def explain(table: FormulaTable, name: str) -> str:
-    """Return what a table says of one op: schemas, formula, source, example; an unknown name raises ValueError."""
-    import torch
-
+    """Return what a table says of one op, function or module class; an unknown name raises ValueError."""
+    if name in table.modules:
+        return "\n".join([name, *_describe_row(table, table.modules[name], name)])
     op = name if "::" in name else f"aten::{name}"
     row = table.row(op)
-    packet, _, overload = op.partition(".") if not op.startswith("prim::PythonOp.") else (op, "", "")
-    schemas = [
-        str(schema)
-        for schema in torch._C._jit_get_schemas_for_operator(packet)
-        if not overload or schema.overload_name == overload
-    ]
-    if row is None and not schemas:
-        near = get_close_matches(op, table.rows, n=1, cutoff=0.0)
-        raise ValueError(f"no op is called {op!r}" + (f": the nearest in the table is {near[0]!r}" if near else ""))
-    lines = [op, *(f"  schema:      {schema}" for schema in schemas)]
-    if row is None:
-        return "\n".join([*lines, f"  table {table.name}: no row; a composite op is counted by what runs inside it"])
-    lines.append(f"  table {table.name}: {row.kind}, from {row.file}:{row.line}")
-    if row.name != op:
+    schemas = {} if op.startswith(_FUNCTION) else _schemas_of(op)
+    if not schemas and (row is None or (row.name != op and "." in op)):
+        near = get_close_matches(op, [*table.rows, *table.modules], n=1)
+        raise ValueError(f"no op is called {op!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+    lines = [op, *(f"  schema:      {schema}" for schema in schemas.values())]
+    if row is not None:
+        return "\n".join([*lines, *_describe_row(table, row, op)])
+    composite = all(_is_composite(overload) for overload in schemas)
+    fate = "looked into, and counted by the ops that run inside" if composite and not table.opaque else "unknown"
+    return "\n".join([*lines, f"  table {table.name}: no row, so it is {fate}"])
+
+
+def _schemas_of(op: str) -> Mapping[str, str]:
+    """Return overload name → schema of an op, of one overload where the name says which."""
+    import torch
+
+    packet, _, wanted = op.partition(".")
+    found = torch._C._jit_get_schemas_for_operator(packet)
+    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
+    return {name: text for name, text in names.items() if not wanted or name == op}
+
+
+def _is_composite(overload: str) -> bool:
+    import torch
+
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
+
+
+def _describe_row(table: FormulaTable, row: Row, name: str) -> list[str]:
+    lines = [f"  table {table.name}: {row.kind}, from {row.file}:{row.line}"]
+    if row.name != name:
         lines.append(f"  by the row:  {row.name}")
-    lines.extend(f"  {key + ':':<12} {value}" for key, value in _parts(row))
-    return "\n".join(lines)
+    return lines + [f"  {key + ':':<12} {value}" for key, value in _parts(row)]
 
 
 def _formula(row: Row) -> str:

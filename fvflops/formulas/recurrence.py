@@ -47,6 +47,9 @@ def _rows(call: Call) -> int:
 
 
 def _matrices(call: Call) -> Iterator[TensorSpec]:
-    for name, value in call.arguments.items():
-        if name == "params" or name.startswith("weight"):
-            yield from (spec for spec in tensors_in(value) if spec.ndim == 2)
+    names = [name for name in call.arguments if name == "params" or name.startswith("weight")]
+    if call.op.startswith("aten::mkldnn_rnn_layer"):
+        # One argument for each weight; without biases the last two are zeros of the matrices' shapes.
+        names = names[:2]
+    for name in names:
+        yield from (spec for spec in tensors_in(call.arguments[name]) if spec.ndim == 2)

@@ -33,6 +33,8 @@ def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.sh
     table = summary.about.get("table")
     if table is not None:
         sentences.append(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}.")
+    if "inputs" in summary.about:
+        sentences.append(f"Inputs: {escape(summary.about['inputs']) or 'none'}.")
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(_count_calls(summary.ledger))

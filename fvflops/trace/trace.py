@@ -180,7 +180,7 @@ class Trace:
             raise TraceError("merging needs at least one trace")
         first = parts[0]
         for part in parts[1:]:
-            if part.modules.places.keys() != first.modules.places.keys() or part.stops_at != first.stops_at:
+            if _classes(part) != _classes(first) or part.stops_at != first.stops_at:
                 raise TraceError("only traces of one model, recorded with the same stops, can be merged")
         regions: dict[Region, int] = {}
         stacks: dict[tuple[int, ...], int] = {}
@@ -218,6 +218,10 @@ class Trace:
             about=first.about,
             complete=all(part.complete for part in parts),
         )
+
+
+def _classes(trace: Trace) -> dict[str, str]:
+    return {name: place.class_name for name, place in trace.modules.places.items()}
 
 
 def _columns(events: tuple[Event, ...]) -> dict[str, Any]:
