@@ -185,6 +185,13 @@ def test_a_script_module_is_one_leaf_scope_whose_ops_are_counted():
     assert seen(trace) == [("0", "aten::linear"), ("0", "aten::relu"), ("1", "aten::tanh")]
 
 
+def test_ops_that_a_script_runs_out_of_sight_are_named():
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    script = torch.jit.optimize_for_inference(torch.jit.script(convolution))
+    ops = owners(record(nn.Sequential(script), (torch.ones(1, 3, 8, 8),)), "prim::mkldnn_convolution")
+    assert ops == {"0": 1}
+
+
 def test_a_plain_function_can_be_recorded():
     trace = record(lambda x: torch.relu(x) + 1, (torch.ones(3),))
     assert seen(trace) == [("", "aten::relu"), ("", "aten::add")]

@@ -101,12 +101,17 @@ class Recorder:
         signature = Signature(
             schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text
         )
+        self._add(signature, self._storages_of((args, kwargs), "outside"), self._storages_of(result, "op"))
+
+    def call_unseen(self, op: str) -> None:
+        """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
+        self._add(Signature(op, (), (), (), f"{op}(...)"), (), ())
+
+    def _add(self, signature: Signature, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         index = self._signatures.setdefault(signature, len(self._signatures))
         phase = _phase()
         self._calls[index, self.stack, phase] += 1
         self._active.add(self.stack)
-        reads = self._storages_of((args, kwargs), "outside")
-        writes = self._storages_of(result, "op")
         self._events.append(Event("op", index, self.stack, phase, self._thread_number(), reads, writes))
 
     def know(self, tensor: torch.Tensor, origin: str, name: str) -> None:

@@ -51,9 +51,26 @@ def _inside_script(module: nn.Module, name: str, names: Mapping[nn.Module, str])
     return any(isinstance(other, torch.jit.ScriptModule) for other, path in names.items() if path == parent)
 
 
+def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:
+    """Return the ops that `torch.jit.optimize_for_inference` put where dispatch does not see them.
+
+    A loop's body is listed once, since its graph does not say how often it runs.
+    """
+
+    def kinds(block: Any) -> Iterator[str]:
+        for node in block.nodes():
+            if node.kind().startswith("prim::mkldnn_"):
+                yield node.kind()
+            for inner in node.blocks():
+                yield from kinds(inner)
+
+    return list(kinds(module.inlined_graph)) if hasattr(module, "forward") else []
+
+
 def _hook(module: nn.Module, name: str, recorder: Recorder, modes: list[_Unfused]) -> list[Any]:
     calls: list[tuple[int, BaseException | None]] = []
     fused = isinstance(module, _FUSED)
+    unseen = _unseen_ops(module) if isinstance(module, torch.jit.ScriptModule) else []
 
     def push(_: nn.Module, args: Any, kwargs: Any) -> None:
         if recorder.own_thread():
@@ -66,6 +83,8 @@ def _hook(module: nn.Module, name: str, recorder: Recorder, modes: list[_Unfused
         if recorder.own_thread() and calls:
             if fused:
                 modes.pop().__exit__(None, None, None)
+            for op in unseen:
+                recorder.call_unseen(op)
             token, outer_error = calls.pop()
             error = sys.exc_info()[1]
             recorder.leave(token, result, raised=error is not None and error is not outer_error)
