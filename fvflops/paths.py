@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -45,12 +46,12 @@ def exists(path: str) -> bool:
     """
     if path.startswith(SCHEME):
         try:
-            return _shipped(path).is_file()
+            return os.path.isfile(_shipped(path))
         except FileNotFoundError:
             return False
     if "://" in path:
         return bool(path_manager().isfile(path))
-    return Path(path).is_file()
+    return os.path.isfile(path)  # unlike Path.is_file, False for a name too long or with a NUL
 
 
 def shipped_files() -> list[str]:
@@ -111,6 +112,6 @@ def _folders() -> tuple[Path, ...]:
 def _shipped(path: str) -> Path:
     name = path.removeprefix(SCHEME)
     for folder in _folders():
-        if (folder / name).is_file() and Path(name).name == name:
+        if os.path.isfile(folder / name) and Path(name).name == name:
             return folder / name
     raise FileNotFoundError(f"fvflops ships no file {path}")

@@ -60,10 +60,14 @@ def test_the_examples_of_a_users_table_are_checked(tmp_path):
     path.write_text(
         'multiply_add: 2\nops:\n  aten::mm: {shapes: "m k, k n", macs: m*k*n, example: "4 5, 5 6 = 240"}\n'
         '  aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}\n'
+        '  aten::bmm: {macs: numel(self)//0, example: "1 2 3, 1 3 4 = 24"}\n'
+        '  aten::mv: {macs: numel(self), example: "2 3 load, 3 = 6"}\n'
         '  prim::PythonOp.Swish: {flops: 4*numel(out), example: "2 3 -> 2 3 = 24"}\n'
     )
     problems = {row.name: problem for row, problem in check_examples(load_table(str(path)))}
     assert problems["aten::mm"] is None and problems["prim::PythonOp.Swish"] is None
+    assert "division by zero" in str(problems["aten::bmm"]) and str(problems["aten::bmm"]).startswith(f"{path}:5: ")
+    assert str(problems["aten::mv"]) == f"{path}:6: this torch has no dtype 'load'"
     assert str(problems["aten::gelu"]) == f"{path}:4: aten::gelu: the example '2 3 = 47' costs 48"
 
 

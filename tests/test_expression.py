@@ -183,6 +183,20 @@ def test_length_depth_and_size_are_bounded(text):
         Expression.parse(text).evaluate(NAMES)
 
 
+@pytest.mark.parametrize(
+    "text", ["1if 1else 2", "n if 0in dim else 1", "1.if n else 2", "0xfor n", "f'{1if 1 else 2}'", "'''a'b'''1or'2'"]
+)
+def test_what_python_would_warn_of_is_refused_before(text, recwarn):
+    with pytest.raises(ExpressionError):
+        Expression.parse(text)
+    assert not recwarn.list
+
+
+def test_a_text_may_hold_what_a_number_may_not():
+    assert Expression.parse("1 if mode == '2d' or mode != \"2d\" else 2").evaluate({"mode": "1d"}) == 1
+    assert Expression.parse("size[1] + n1 + 1_000").evaluate({"size": (1, 2), "n1": 3}) == 1005
+
+
 def test_names_are_the_free_ones():
     assert Expression.parse("numel(x) * size if training else max(size)").names == {"x", "size", "training"}
 

@@ -1,6 +1,7 @@
 """The formulas of products and convolutions against loops, and every composite row against what it decomposes into."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -101,6 +102,10 @@ def test_a_sparse_matrix_counts_its_stored_elements():
     assert price("mv", args=(sparse, torch.ones(4))).macs == 4
     assert price("addmm", args=(torch.ones(4, 5), sparse, torch.ones(4, 5))).macs == 4 * 5
     assert price("matmul", args=(sparse, torch.ones(4))).macs == 4
+    assert price("linear", args=(sparse, torch.ones(6, 4))).macs == 4 * 6
+    batch = torch.stack([torch.eye(5)] * 2).to_sparse()
+    assert price("bmm", args=(batch, torch.ones(2, 5, 6))).macs == 10 * 6
+    assert price("bmm", args=(meta(0, 5, 5), meta(0, 5, 6))).macs == 0
 
 
 # --- convolution -----------------------------------------------------------------------------------------------------
@@ -194,6 +199,44 @@ def test_lu_and_cholesky_are_their_loops():
             loops = sum(1 for j in range(n) for i in range(j, n) for _ in range(j))
             assert price("linalg_cholesky_ex", args=(meta(n, n),)).macs == loops
             assert price("_linalg_det", args=(meta(n, n),)).macs == sum((n - k) ** 2 for k in range(1, n + 1))
+
+
+def test_least_squares_is_qr_reflectors_and_a_triangular_solve():
+    for batch, k in (((), 1), ((2,), 5)):
+        matrix, sides = torch.ones(*batch, 4, 3) + torch.eye(4, 3), torch.ones(*batch, 4, k)
+        reflectors, tau = torch.geqrf(matrix)
+        parts = [
+            price("geqrf", args=(matrix,)),
+            price("ormqr", args=(reflectors, tau, sides)),
+            price("linalg_solve_triangular", args=(meta(*batch, 3, 3), meta(*batch, 3, k)), upper=True),
+        ]
+        assert price("linalg_lstsq", args=(matrix, sides)).macs == sum(part.macs for part in parts)
+    assert price("linalg_lstsq", args=(torch.eye(4, 3).expand(2, 4, 3), torch.ones(2, 4))).macs == 2 * (27 + 18)
+    assert price("linalg_lstsq", args=(torch.eye(4, 3)[None], torch.ones(2, 4, 5))).macs == 234, "each copy is factored"
+    assert price("linalg_lstsq", args=(torch.eye(3, 4), torch.ones(3, 5))).macs == 27 + 5 * 18, "a wide matrix"
+
+
+def test_few_reflectors_make_an_orthogonal_matrix_cheaply():
+    m, n, k = 300, 200, 20
+    loops = sum(2 * (m - j) * (n - j) for j in range(k))  # each reflector meets the columns right of it
+    assert price("linalg_householder_product", args=(meta(m, n), meta(k))).macs == pytest.approx(loops, rel=0.01)
+    assert price("linalg_householder_product", args=(meta(4, 3), meta(3))).macs == 4 * 9 - 9
+
+
+@pytest.mark.parametrize(("theta", "size"), [((2, 2, 3), [2, 5, 6, 7]), ((2, 3, 4), [2, 5, 4, 6, 7])])
+def test_a_sampling_grid_is_a_product_forward_and_backward(theta, size):
+    matrices = torch.ones(theta, requires_grad=True)
+    positions = math.prod(size[2:])
+    with Products(apart=False) as forward:
+        loss = nn.functional.affine_grid(matrices, size, align_corners=False).sum()
+    with Products(apart=False) as backward:
+        loss.backward()
+    assert forward.macs == backward.macs == 2 * positions * theta[1] * theta[2]
+
+
+def test_a_nuclear_norm_is_looked_into():
+    assert DEFAULT.row("aten::nuclear_norm") is None
+    assert run(torch.ops.aten.nuclear_norm.default, meta(4, 3)).macs > 0
 
 
 def test_fft_is_five_n_log_n():

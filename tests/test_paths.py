@@ -20,6 +20,11 @@ def test_a_local_file_is_written_and_read(tmp_path):
     assert paths.read_text(path, 1) is None
 
 
+@pytest.mark.parametrize("path", ["x" * 300, "a\0b", "fvflops://" + "x" * 300, "fvflops://a\0b", "", "\ud800"])
+def test_a_name_that_no_file_can_have_does_not_exist(path):
+    assert not paths.exists(path)
+
+
 def test_a_shipped_file_is_not_written():
     with pytest.raises(PermissionError, match="choose a path of your own"):
         paths.open_text("fvflops://default.yaml", "w")

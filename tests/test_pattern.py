@@ -72,7 +72,8 @@ def test_a_misfit_shows_every_shape():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "m k,", "m k,, n", "m-k", "m *a *b", "*a ...", "m+1", "(m k)", "-1", "[m]", "m k; n"]
+    "text",
+    ["", "m k,", "m k,, n", "m-k", "m *a *b", "*a ...", "m+1", "(m k)", "-1", "[m]", "m k; n", "9" * 19, "m " * 501],
 )
 def test_a_bad_pattern_is_replayed(text):
     with pytest.raises(PatternError, match="pattern"):

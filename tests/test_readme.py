@@ -9,6 +9,7 @@ import pytest
 
 from fvflops import load_table
 from fvflops.cli import main
+from tests.test_examples import OLDER
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,7 +34,9 @@ def test_a_command_prints_what_is_shown(command, shown, capsys, tmp_path, monkey
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out or (tmp_path / "bert.md").read_text()
-    if shown:
+    if shown and OLDER:  # an older torch dispatches a model in other ops, of the same cost
+        assert printed.out.partition("\n\n")[0] == shown.partition("\n\n")[0]
+    elif shown:
         assert printed.out == shown
 
 

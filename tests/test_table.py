@@ -131,6 +131,23 @@ def test_a_users_table_is_read_each_time(load):
     assert load("multiply_add: 2").multiply_add == 2
 
 
+COMPUTES = """
+    _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_ _coalesce allclose bartlett_window blackman_window
+    coalesce conj_physical fft_fftfreq frac gather_backward hamming_window hann_window histc isclose kaiser_window
+    logspace round.decimals round_.decimals scatter.reduce scatter_.value_reduce
+"""
+
+
+@pytest.mark.parametrize("name", COMPUTES.split())
+def test_arithmetic_is_not_free(name):
+    assert load_table("default").row(f"aten::{name}").kind == "omitted"
+
+
+@pytest.mark.parametrize("name", ["scatter.src", "scatter_.value", "round", "arange", "dropout", "eq"])
+def test_what_only_moves_or_compares_is_free(name):
+    assert load_table("default").row(f"aten::{name}").kind == "free"
+
+
 # --- what a recorder stops at ----------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,41 @@ MISTAKES = {
     "decompose of a function": ("ops:\n  prim::PythonOp.Swish: decompose", 2, "looked into anyway"),
     "decompose of a module": ("modules:\n  torch.nn.LSTM: decompose", 2, "looked into anyway"),
     "a module that is no name": ("modules:\n  torch.nn::LSTM: {macs: 1}", 2, "is no class"),
+    "a class that torch lacks": (
+        "modules:\n  torch.nn.LSTMM: {macs: 1}",
+        2,
+        "no module class is called torch.nn.LSTMM: did you mean torch.nn.LSTM",
+    ),
+    "a class in another package": ("modules:\n  torch.nnn.LSTM: {macs: 1}", 2, "did you mean torch.nn.LSTM"),
+    "a class as Python names it": (
+        "modules:\n  torch.nn.modules.rnn.LSTM: {macs: 1}",
+        2,
+        "did you mean torch.nn.LSTM",
+    ),
+    "a near namespace": ("free: [atn::mm]", 1, "torch has no op atn::mm, .* did you mean aten::mm"),
+    "a namespace in capitals": ("ops:\n  Aten::mm: {macs: 1}", 2, "did you mean aten::mm"),
+    "a near namespace of a library": ("free: ['torchvison::nmz']", 1, "did you mean torchvision::nmz"),
+    "an empty label": ("ops:\n  aten::mm: {macs: 1, label: ''}", 2, "label of aten::mm is empty"),
+    "a label of two lines": (
+        'ops:\n  aten::mm: {macs: 1, label: "a\\nb"}',
+        2,
+        r"label of aten::mm is the text 'a\\nb'",
+    ),
+    "a label that rings": ('ops:\n  aten::mm: {macs: 1, label: "\\a"}', 2, "label of aten::mm"),
+    "a label that is too long": (f"ops:\n  aten::mm: {{macs: 1, label: {'x' * 201}}}", 2, "at most 200 characters"),
+    "a number of 5000 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 5000}, macs: m}}", 2, "at most 1000 characters"),
+    "a number of 19 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 19}, macs: m}}", 2, "more than 18 digits"),
+    "a pattern that hides the result": (
+        "ops:\n  mylib::linear: {shapes: '*b k, out k', macs: numel(out)*k}",
+        2,
+        "binds out, which stands for the results",
+    ),
+    "an example that is nested too deep": (
+        f"ops:\n  aten::mm: {{macs: 1, example: '{'[' * 450}{']' * 450} = 1'}}",
+        2,
+        "more than 8 levels of nesting",
+    ),
+    "an example with a power": ("ops:\n  aten::mm: {macs: 1, example: '4 5, 5 6 = 1²'}", 2, "does not end in"),
     "a row that is never reached": (
         "extends: fvcore\nops:\n  aten::conv2d.padding: free",
         3,
@@ -97,6 +132,17 @@ MISTAKES = {
     "a Python tag": ("description: !!python/object/apply:os.system ['true']", 1, "the tag .*os.system is refused"),
     "a plain tag": ("multiply_add: !!int 1", 1, "the tag .* is refused"),
     "nested too deep": ("\n" + "ops: " + "[" * 50 + "]" * 50, 2, "levels of nesting"),
+    "extends an empty name": ("extends: ' '", 1, "extends is empty: write default or fvcore"),
+    "extends a name that is too long": ("extends: " + "x" * 300, 1, "there is no table"),
+    "extends a name with a NUL": ('extends: "a\\0b"', 1, "extends is .* control character"),
+    "a description that rings": ('description: "\\a"', 1, r"description is the text .* control character '\\x07'"),
+    "a source that moves the cursor": ('ops:\n  aten::mm: {macs: 1, source: "\\e[A"}', 2, "control character"),
+    "a dimension named by a word of Python": (
+        "ops:\n  aten::linear: {shapes: '*b in, o in', macs: b*in*o}",
+        2,
+        "has 'in', a word of Python's own",
+    ),
+    "an overload as torch prints it": ("free: [aten::mm.default]", 1, "did you mean aten::mm"),
     "extends nothing": ("\nextends: fvcor", 2, "there is no table .* did you mean 'fvcore'"),
     "extends a list": ("extends: [default]", 1, "extends is a list"),
 }
@@ -166,6 +212,25 @@ def test_a_cycle_of_extends_is_told_with_its_steps(tmp_path):
     (tmp_path / "self.yaml").write_text("extends: self.yaml")
     with pytest.raises(TableError, match=r"self.yaml:1: extends: a cycle"):
         load_table(str(tmp_path / "self.yaml"))
+
+
+def test_a_long_chain_of_extends_is_cut(tmp_path):
+    for index in range(40):
+        (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml\nfree: [aten::mm]")
+    (tmp_path / "40.yaml").write_text("free: [aten::mm]")
+    assert load_table(str(tmp_path / "25.yaml")).row("aten::mm").kind == "free"
+    with pytest.raises(TableError, match=r"39.yaml:1: extends: more than 16 tables, each of which extends the next"):
+        load_table(str(tmp_path / "24.yaml"))
+
+
+def test_an_empty_name_and_names_that_no_file_can_have():
+    for name in ("", "  "):
+        with pytest.raises(TableError, match="the name of a table is empty: write default or fvcore, or a path"):
+            load_table(name)
+    with pytest.raises(TableError, match=r"^x{300}:1: cannot be read: File name too long"):
+        load_table("x" * 300)
+    with pytest.raises(TableError, match=":1: cannot be read: embedded null byte"):
+        load_table("a\0b")
 
 
 def test_a_mistake_in_the_extended_file_names_that_file(tmp_path):

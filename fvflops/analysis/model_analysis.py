@@ -47,7 +47,6 @@ class ModelAnalysis:
         self._kwargs = kwargs
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
-        self._set_handles: dict[str, Any] = {}
         self._trace: Trace | None = None
         self._loaded = False
         self._counts: Counts | None = None
@@ -116,14 +115,12 @@ class ModelAnalysis:
         named = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
         adapted = {name: None if item is None else adapt_handle(name, item) for name, item in named.items()}
         self._handles.update(adapted)
-        self._set_handles.update(named)
         self._counts = self._by_both = None
         return self
 
     def clear_op_handles(self: Self) -> Self:
         """Drop every handle and the formulas of the table too, so that nothing is counted; returns the analysis."""
         self._handles = {}
-        self._set_handles = {}
         self._table = None
         self._counts = self._by_both = None
         return self
@@ -136,7 +133,6 @@ class ModelAnalysis:
         """Return an analysis of the same class and settings, on another model or other inputs where these are given."""
         twin = copying.copy(self)
         twin._handles = dict(self._handles)
-        twin._set_handles = dict(self._set_handles)
         if new_model is not None or new_inputs is not None:
             twin._trace = twin._counts = twin._by_both = None
             twin._loaded = False

@@ -11,7 +11,14 @@ from fvflops.trace import Summary
 
 
 def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> Summary:
-    """Return what reports show of an analysis, with the activations beside the flops where they are given."""
+    """Return what reports show of an analysis, with the activations beside the flops where they are given.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> summary = summarise(FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4)))
+    >>> summary.columns["flops"][""], summary.ledger["counted"], summary.about["inputs"]
+    (24, {'aten::linear': 1}, 'float32[2, 4]')
+    """
     analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
     columns = {"parameters": dict(flops.module_tree().count_parameters())}
     columns |= {heading: dict(analysis.by_module()) for heading, analysis in analyses.items()}
@@ -40,18 +47,44 @@ def flop_count_table(
     """Return a Markdown table of parameters, flops and, where given, activations of each module down to `max_depth`.
 
     A chain of single children with equal counts is one row; modules that count nothing are left out.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> print(flop_count_table(FlopCountAnalysis(nn.Sequential(nn.Linear(40, 30), nn.ReLU()), torch.ones(2, 40))))
+    | module   | #parameters or shape   | #flops   |
+    |:---------|:-----------------------|:---------|
+    | 0        | 1.23K                  | 2.4K     |
+    |  weight  |  (30, 40)              |          |
+    |  bias    |  (30,)                 |          |
     """
     summary = _quiet_summary(flops, activations)
     return table.render(summary, depth=max_depth, show_param_shapes=show_param_shapes)
 
 
 def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> str:
-    """Return the model as `print` shows it, with parameters, flops and, where given, activations at each module."""
+    """Return the model as `print` shows it, with parameters, flops and, where given, activations at each module.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> print(flop_count_str(FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4))))
+    Linear(
+      in_features=4, out_features=3, bias=True
+      #params: 15, #flops: 24
+    )
+    """
     return tree.render(_quiet_summary(flops, activations))
 
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
-    """Return a Markdown table of the elements of each module and the shape of each parameter, down to `max_depth`."""
+    """Return a Markdown table of the elements of each module and the shape of each parameter, down to `max_depth`.
+
+    >>> print(parameter_count_table(nn.Linear(4, 3)))
+    | name    | #elements or shape   |
+    |:--------|:---------------------|
+    | model   | 15                   |
+    |  weight |  (3, 4)              |
+    |  bias   |  (3,)                |
+    """
     return parameters.render(read_modules(model), depth=max_depth)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from fvflops.formulas import shipped
+from fvflops.formulas.classes import may_exist, nearest_class
 from fvflops.formulas.document import Node, TableError
 from fvflops.formulas.example import Example, ExampleError
 from fvflops.formulas.expression import Expression, ExpressionError
 from fvflops.formulas.pattern import Pattern, PatternError
 from fvflops.formulas.row import Row
-from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, nearest_op, overloads_of
+from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, nearest_namespace, nearest_op, overloads_of
 from fvflops.trace.signature import packet_of
 
 _OP = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
@@ -27,11 +28,17 @@ def check_op(row: Row, node: Node) -> None:
         _check_texts(row, node, ())
         return
     if not _OP.fullmatch(row.name):
-        near = nearest_op("aten::" + re.split(r"::|\.", row.name.removeprefix("torch.ops."))[-1])
+        near = nearest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
         raise node.mistake(f"{row.name!r} is no op: write namespace::name; did you mean {near}?")
     overloads = overloads_of(row.name)
     if not overloads and row.name.partition("::")[0] in KNOWN_NAMESPACES:
         raise node.mistake(f"torch has no op {row.name}: did you mean {nearest_op(row.name)}?")
+    namespace = "" if overloads else nearest_namespace(row.name)
+    if namespace:
+        near = f"{namespace}::{row.name.partition('::')[2]}"
+        near = nearest_op(near) if namespace in KNOWN_NAMESPACES else near
+        hint = f"did you mean {near}? If a library brings it, import that first"
+        raise node.mistake(f"torch has no op {row.name}, and no other of its namespace: {hint}")
     if row.kind == "decompose":
         _check_decompose(row, node, overloads)
     if row.kind == "counted" and not row.name.endswith("_") and "." not in row.name:
@@ -45,6 +52,9 @@ def check_module(row: Row, node: Node) -> None:
         raise node.mistake(f"{row.name}: a module that is not in the table is looked into anyway")
     if not all(part.isidentifier() for part in row.name.split(".")):
         raise node.mistake(f"{row.name!r} is no class: write its dotted name, as in torch.nn.LSTM")
+    if not may_exist(row.name):
+        hint = f"did you mean {nearest_class(row.name)}? If it is one of yours, define it first"
+        raise node.mistake(f"no module class is called {row.name}: {hint}")
     _check_texts(row, node, ())
 
 
@@ -83,6 +93,10 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
         pattern = Pattern.parse(row.shapes or "")
     except PatternError as error:
         raise node.mistake(f"{row.name}: {error}") from None
+    for name in sorted(pattern.names & {"out", "outputs"}):
+        raise node.mistake(
+            f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name"
+        )
     if not overloads:
         return pattern.names
     # An overload that writes to `out` has that tensor among its arguments, after those that a pattern is about.
@@ -93,7 +107,7 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
     for name in pattern.arguments or ():
         if name not in arguments:
             raise node.mistake(f"{row.name} has no argument {name}{_near(name, arguments)}; {overloads[0].schema}")
-    for name in pattern.names & arguments.keys():
+    for name in sorted(pattern.names & arguments.keys()):
         raise node.mistake(f"{row.name}: {pattern.text!r} binds {name}, which is an argument of {overloads[0].schema}")
     return pattern.names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import yaml
 
 from fvflops import paths
+from fvflops.formulas.quotation import shorten
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 8
+MAX_NAME = 200
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but a tab and a line feed
 
 # libyaml's parser is some ten times faster; both yield the same events.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,10 +44,20 @@ class Node:
     value: str | list[Node] | dict[str, Node]
 
     def text(self, what: str) -> str:
-        """Return the value where it is a text, else raise TableError; so do `items` and `fields`."""
+        """Return a text without control characters; a value of another form raises TableError, as in the next three."""
         if not isinstance(self.value, str):
             raise self.mistake(f"{what} is {self.form}, not a text")
+        control = _CONTROL.search(self.value)
+        if control:
+            raise self.mistake(f"{what} is {self.form}, with the control character {control[0]!r}")
         return self.value
+
+    def name(self, what: str) -> str:
+        """Return the value where it is a text of at most 200 characters, as the name of an op or a key is."""
+        text = self.text(what)
+        if len(text) > MAX_NAME:
+            raise self.mistake(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {shorten(text)!r}")
+        return text
 
     def items(self, what: str) -> list[Node]:
         """Return the value where it is a list."""
@@ -60,7 +75,7 @@ class Node:
     def form(self) -> str:
         """What kind of value this is, in words."""
         if isinstance(self.value, str):
-            return f"the text {self.value!r}" if self.value else "empty"
+            return f"the text {shorten(self.value)!r}" if self.value else "empty"
         return "a list" if isinstance(self.value, list) else "a mapping"
 
     def mistake(self, text: str) -> TableError:
@@ -81,6 +96,8 @@ def read_document(path: str, file: str = "") -> Node:
         raise mistake(file, 1, f"this is not UTF-8 text: {error.reason}") from None
     except OSError as error:
         raise mistake(file, 1, f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise mistake(file, 1, f"cannot be read: {error}") from error
     if text is None:
         raise mistake(file, 1, f"a table has at most {MAX_CHARACTERS:,} characters, and this file has more")
     return parse_document(text, file)
@@ -113,9 +130,13 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
     here = event.start_mark.line + 1
     if event.anchor is not None:  # an alias has one too
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
-        raise mistake(file, here, f"{sign}{event.anchor}: a table has no anchors and aliases; write the value out")
+        raise mistake(
+            file, here, f"{sign}{shorten(event.anchor)}: a table has no anchors and aliases; write the value out"
+        )
     if event.tag is not None:
-        raise mistake(file, here, f"the tag {event.tag} is refused: a table is plain texts, lists and mappings")
+        raise mistake(
+            file, here, f"the tag {shorten(event.tag)} is refused: a table is plain texts, lists and mappings"
+        )
     line = line or here
     if isinstance(event, yaml.ScalarEvent):
         return Node(file, line, event.value)
@@ -129,7 +150,7 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
     fields: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key = _compose(event, events, file, None, depth + 1)
-        name = key.text("a key")
+        name = key.name("a key")
         if name in fields:
             raise key.mistake(f"{name!r} stands twice, first on line {fields[name].line}")
         fields[name] = _compose(next(events), events, file, key.line, depth + 1)

@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
 
+from fvflops.formulas.quotation import shorten
 from fvflops.trace import TensorSpec
 
 # What stands for an argument: a tensor's spec, a number, a text, true, false, none, or a list of such.
 Given = Union[TensorSpec, None, bool, int, float, str, "tuple[Given, ...]"]
+
+MAX_LENGTH = 1000
+MAX_DEPTH = 8
 
 _SHAPE = re.compile(r"(?:\(\)|\d+(?: +\d+)*)(?: +([a-z]\w+))?", re.ASCII)
 _NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
@@ -46,6 +50,10 @@ class Example:
         >>> Example.parse("2 3 8, 5 8 = 240").total
         240
         """
+        if len(text) > MAX_LENGTH:
+            raise ExampleError(
+                f"an example has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}"
+            )
         call, results, total = _sections(text)
         tensors: list[Given] = []
         named: dict[str, Given] = {}
@@ -63,7 +71,7 @@ class Example:
 
 def _sections(text: str) -> tuple[str, str | None, int]:
     call, equals, total = text.rpartition(" = ")
-    if not equals or not total.strip().isdigit():
+    if not equals or not re.fullmatch(r" *[0-9]+ *", total):
         raise ExampleError(f"the example {text!r} does not end in ' = ' and a whole number, as in '4 5, 5 6 = 120'")
     parts = list(_split(call, "->", text))
     if len(parts) > 2:
@@ -79,6 +87,8 @@ def _split(text: str, mark: str, whole: str) -> Iterator[str]:
             quoted = not quoted
         elif not quoted and letter in "[<":
             depth += 1
+            if depth > MAX_DEPTH:
+                raise ExampleError(f"the example {shorten(whole)!r} has more than {MAX_DEPTH} levels of nesting")
         elif not quoted and (letter == "]" or (letter == ">" and text[index - 1] != "-")):
             depth -= 1
         elif not quoted and depth == 0 and text.startswith(mark, index):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,12 +12,18 @@ from functools import lru_cache
 from typing import Any
 
 from fvflops.formulas.function import FUNCTIONS, FunctionError, as_integer
+from fvflops.formulas.quotation import shorten
 from fvflops.trace import Symbol, TensorSpec, Value
 
 MAX_LENGTH = 1000
 MAX_DEPTH = 100
 MAX_BITS = 512
 MAX_EXPONENT = 8
+
+_FORBIDDEN = ("\\", "#", "'''", '"""')
+_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
+# Python reads `1if` as two words, and warns of it on its standard error.
+_GLUED = re.compile(r"(?<!\w)\d[\d_]*\.?[A-Za-z]+|\w+\"")
 
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -98,11 +105,14 @@ class _Source:
 def _parse(text: str) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
-            f"an expression has at most {MAX_LENGTH} characters, this has {len(text)}: {text[:60]}..."
+            f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}"
         )
     line = " ".join(text.split())
-    if not line.isascii() or not line.isprintable() or "\\" in line or "#" in line:
-        raise ExpressionError(f"an expression is plain ASCII without \\ and #: {text!r}")
+    if not line.isascii() or not line.isprintable() or any(sign in line for sign in _FORBIDDEN):
+        raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
+    glued = _GLUED.search(_TEXT.sub('""', line))
+    if glued:
+        raise ExpressionError(f"{glued[0]} in {line!r}: a number has digits alone, and a space parts words")
     try:
         tree = ast.parse(line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

@@ -11,12 +11,14 @@ from functools import lru_cache
 from fvflops import paths
 from fvflops.formulas.check import check_module, check_op
 from fvflops.formulas.document import Node, TableError, read_document
+from fvflops.formulas.quotation import shorten
 from fvflops.formulas.row import Row, default_label, read_row
 from fvflops.formulas.table import FormulaTable
 from fvflops.trace.signature import packet_of
 
 _KEYS = ("description", "extends", "multiply_add", "opaque", "free", "omitted", "ops", "modules")
 _WORD = re.compile(r"\w[\w-]*", re.ASCII)
+MAX_EXTENDS = 16
 _FLAGS = {"true": True, "false": False}
 
 Rows = dict[str, tuple[Row, Node]]
@@ -34,6 +36,8 @@ def load_table(name: str) -> FormulaTable:
     fvflops.formulas.document.TableError: fvcor:1: cannot be read: No such file or directory; did you mean 'fvcore'?
     """
     name = os.fspath(name)
+    if not name.strip():
+        raise TableError(f"the name of a table is empty: write {' or '.join(_shipped_names())}, or a path")
     path = _locate(name, None)
     if path.startswith(paths.SCHEME):
         return _load_shipped(path)
@@ -88,19 +92,23 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"a table has {', '.join(_KEYS)}"
-            raise field.mistake(f"unknown key {key!r}: {hint}")
+            raise field.mistake(f"unknown key {shorten(key)!r}: {hint}")
     return fields
 
 
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     name = node.text("extends")
+    if not name.strip():
+        raise node.mistake(f"extends is empty: write {' or '.join(_shipped_names())}, or a path")
+    if len(chain) >= MAX_EXTENDS:
+        raise node.mistake(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
     base = _locate(name, path)
-    if any(_same_file(base, other) for other in chain):
-        raise node.mistake(f"extends: a cycle: {' extends '.join((*chain, base))}")
     if not paths.exists(base):
         near = get_close_matches(name, _shipped_names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(_shipped_names())}"
-        raise node.mistake(f"extends: there is no table {base!r}: {hint}")
+        raise node.mistake(f"extends: there is no table {shorten(base, 300)!r}: {hint}")
+    if any(_same_file(base, other) for other in chain):
+        raise node.mistake(f"extends: a cycle: {' extends '.join((*chain, base))}")
     return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
 
 
@@ -119,7 +127,7 @@ def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None
     rows: Rows = {}
     for kind in ("free", "omitted"):
         for item in fields[kind].items(kind) if kind in fields else ():
-            name = item.text(f"an op of {kind}")
+            name = item.name(f"an op of {kind}")
             _refuse_twice(name, item, rows)
             rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
             if check is not None:
@@ -147,14 +155,16 @@ def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
 def _read_count(node: Node) -> int:
     text = node.text("multiply_add")
     if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
-        raise node.mistake(f"multiply_add is {text!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)")
+        raise node.mistake(
+            f"multiply_add is {shorten(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
+        )
     return int(text)
 
 
 def _read_flag(node: Node) -> bool:
     text = node.text("opaque")
     if text not in _FLAGS:
-        raise node.mistake(f"opaque is {text!r}: write true or false")
+        raise node.mistake(f"opaque is {shorten(text)!r}: write true or false")
     return _FLAGS[text]
 
 

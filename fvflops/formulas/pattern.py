@@ -8,9 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
+from keyword import iskeyword
 
 from fvflops.formulas.call import Call
+from fvflops.formulas.quotation import shorten
 from fvflops.trace import TensorSpec, Value
+
+MAX_LENGTH = 1000
+MAX_DIGITS = 18
 
 _WORD = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
 
@@ -94,6 +99,7 @@ def _pairs(words: tuple[str, ...], shape: tuple[int, ...], wild: int | None) -> 
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Pattern:
+    _check_length(text)
     items = tuple(_parse_item(item, text) for item in text.split(","))
     return Pattern(text, items, None, _names(items))
 
@@ -101,8 +107,14 @@ def _parse(text: str) -> Pattern:
 @lru_cache(maxsize=4096)
 def _parse_named(pairs: tuple[tuple[str, str], ...]) -> Pattern:
     text = ", ".join(f"{name}: {item}" for name, item in pairs)
+    _check_length(text)
     items = tuple(_parse_item(item, text) for _, item in pairs)
     return Pattern(text, items, tuple(name for name, _ in pairs), _names(items))
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise PatternError(f"a pattern has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}")
 
 
 def _names(items: Iterable[tuple[str, ...] | None]) -> frozenset[str]:
@@ -122,6 +134,10 @@ def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
     for word in words:
         if not _WORD.fullmatch(word):
             raise PatternError(f"the pattern {text!r} has {word!r}: a word is a name, a number, *name or ...")
+        if iskeyword(word.removeprefix("*")):
+            raise PatternError(f"the pattern {text!r} has {word!r}, a word of Python's own: take another name")
+        if word.isdigit() and len(word) > MAX_DIGITS:
+            raise PatternError(f"the pattern {shorten(text)!r} has a number of more than {MAX_DIGITS} digits")
     if sum(word[0] in "*." for word in words) > 1:
         raise PatternError(f"the pattern {text!r} has two words for any number of dimensions in {item.strip()!r}")
     return words

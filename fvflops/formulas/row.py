@@ -12,6 +12,7 @@ from fvflops.formulas.cost import Cost
 from fvflops.formulas.document import Node, mistake
 from fvflops.formulas.expression import Expression, ExpressionError
 from fvflops.formulas.pattern import Pattern, PatternError
+from fvflops.formulas.quotation import shorten
 from fvflops.trace import Status, Value
 
 SHORT_FORMS = ("free", "omitted", "decompose")
@@ -94,7 +95,9 @@ def read_row(name: str, node: Node) -> Row:
     fields = node.fields(name)
     for key, field in fields.items():
         if key not in _KEYS:
-            raise field.mistake(f"{name}: unknown key {key!r}{_near_key(key)}")
+            raise field.mistake(f"{name}: unknown key {shorten(key)!r}{_near_key(key)}")
+    if "label" in fields:
+        _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
         raise node.mistake(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
@@ -125,7 +128,8 @@ def price_call(row: Row, call: Call) -> Price:
     except (ExpressionError, PatternError) as error:
         raise mistake(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
     except Exception as error:  # a registered formula is foreign code: whatever it raises, say which row used it
-        text = f"{call.op}: the formula {row.use} raised {type(error).__name__}: {error}; called as {show_call(call)}"
+        what = "the row" if row.use is None else f"the formula {row.use}"
+        text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise mistake(row.file, row.line, text) from error
     return Price(row.status, row.label, cost.macs, cost.flops, cost.activations)
 
@@ -155,6 +159,12 @@ def _cost(row: Row, call: Call) -> Cost:
         return Cost(cost.macs, cost.flops, cost.activations if activations is None else activations)
     macs, flops = (0 if text is None else Expression.parse(text).evaluate(names) for text in (row.macs, row.flops))
     return Cost(macs, flops, activations)
+
+
+def _check_label(name: str, node: Node) -> None:
+    label = node.name(f"label of {name}")
+    if not label.strip() or not label.isprintable():
+        raise node.mistake(f"label of {name} is {node.form}: write a name on one line, or leave it out")
 
 
 def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:

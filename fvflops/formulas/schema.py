@@ -12,6 +12,8 @@ from fvflops.trace.signature import packet_of
 
 # Namespaces whose ops torch defines on import: an op that is not there now never will be.
 KNOWN_NAMESPACES = ("aten", "prims", "quantized")
+# Namespaces that a table may name before anything has filled them.
+_OTHER_NAMESPACES = ("c10d", "higher_order", "prim", "torchaudio", "torchvision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,6 @@ class Overload:
     composite: bool
 
 
-@lru_cache(maxsize=4096)
 def overloads_of(op: str) -> tuple[Overload, ...]:
     """Return the overloads of an op, or the one that `op` names; () where torch has none now.
 
@@ -51,11 +52,41 @@ def nearest_op(op: str) -> str:
 
     >>> nearest_op("aten::lineer")
     'aten::linear'
+    >>> nearest_op("aten::relu.default")
+    'aten::relu'
     """
     siblings = [overload.name for overload in overloads_of(packet_of(op))]
+    if packet_of(op) in siblings and op.endswith(".default"):  # so torch prints the overload that has no name
+        return packet_of(op)
     if siblings:
         return _first(op, siblings)
     return _first(op, _every_op())
+
+
+def nearest_namespace(op: str) -> str:
+    """Return the namespace that an op's is a slip of the pen for; "" where it has ops, or resembles none that does.
+
+    >>> nearest_namespace("Aten::mm"), nearest_namespace("aten::mm"), nearest_namespace("mylib::scan")
+    ('aten', '', '')
+    """
+    namespace = op.partition("::")[0]
+    near = _nearest_namespace(namespace)
+    # Asked again, for a library that has been loaded in between brings its namespace.
+    return "" if near and namespace in _namespaces() else near
+
+
+@lru_cache(maxsize=4096)
+def _nearest_namespace(namespace: str) -> str:
+    known = _namespaces()
+    if namespace in known:
+        return ""
+    return "".join(get_close_matches(namespace.lower(), sorted(known), n=1, cutoff=0.85))
+
+
+def _namespaces() -> set[str]:
+    import torch
+
+    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.union(_OTHER_NAMESPACES)
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from fvflops.formulas.convolution import count_convolution, count_convolution_ba
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.einsum import count_einsum, count_fvcore_einsum
 from fvflops.formulas.product import count_matmul, count_trilinear
+from fvflops.formulas.quotation import shorten
 from fvflops.formulas.recurrence import count_recurrence, count_recurrence_backward
 
 # What a formula returns: a Cost, or a whole number of flops.
@@ -70,4 +71,4 @@ def find_formula(name: str) -> Formula:
             return registry[name]
     near = get_close_matches(name, [*FORMULAS, *_REGISTERED], n=1)
     hint = f": did you mean {near[0]}?" if near else f": there are {', '.join([*FORMULAS, *_REGISTERED])}"
-    raise KeyError(f"unknown formula {name}{hint}")
+    raise KeyError(f"unknown formula {shorten(name)}{hint}")

@@ -74,7 +74,7 @@ class FormulaTable:
         for name in classes:
             if name in self.modules:
                 return self.modules[name]
-            near = [key for key in self.modules if _is_short_for(key, name)]
+            near = [key for key in self.modules if is_short_for(key, name)]
             if near:
                 return self.modules[max(near, key=len)]
         return None
@@ -126,6 +126,11 @@ def _in_place(name: str) -> str:
     return name if packet[-1] == "_" else f"{packet}_{dot}{overload}"
 
 
-def _is_short_for(key: str, name: str) -> bool:
+def is_short_for(key: str, name: str) -> bool:
+    """Return whether a table's name of a class leaves out inner packages of a qualified one.
+
+    >>> is_short_for("torch.nn.LSTM", "torch.nn.modules.rnn.LSTM")
+    True
+    """
     packages, _, last = key.rpartition(".")
     return name.rpartition(".")[2] == last and (not packages or name.startswith(packages + "."))

@@ -50,6 +50,13 @@ class Counts:
 
     `ancestors` says to which modules an entry belongs: "owner" to the last module of its scope and that module's
     parents by name, "caller" to every module of its scope.
+
+    >>> from fvflops.trace import ModuleInfo
+    >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "a", "a.b")})
+    >>> entry = Entry(("", "a.b"), "forward", "aten::mm", "mm", Status.COUNTED, calls=2, value=60, macs=60)
+    >>> counts = Counts("flops", tree, (entry,))
+    >>> counts.by_module_and_operator()["a"], counts.by_module_and_operator("caller")["a"]
+    (Counter({'mm': 60}), Counter())
     """
 
     metric: str

@@ -16,7 +16,11 @@ class Summary:
     in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
     name → label → count. `uncalled` maps a heading to the modules in which no op was seen. `ledger` maps a status
     ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
-    elements. `about` names the model, the table, its multiply_add and the versions.
+    elements. `about` names the model, the table, its multiply_add, the inputs and the versions.
+
+    >>> from fvflops.trace import ModuleInfo
+    >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
+    12
     """
 
     modules: ModuleTree

@@ -98,6 +98,14 @@ class Trace:
     or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked into and
     `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete` is False
     where the run raised. Merged traces share one module tree.
+
+    >>> from fvflops import record
+    >>> import torch
+    >>> trace = record(torch.relu, (torch.ones(2),))
+    >>> [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
+    ['aten::relu']
+    >>> Trace.from_json(trace.to_json()) == trace
+    True
     """
 
     modules: ModuleTree

@@ -1,0 +1,84 @@
+"""The classes: those of the modules that this process has loaded, looked up to check a table; none is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+
+from fvflops.formulas.table import is_short_for
+
+
+def may_exist(name: str) -> bool:
+    """Return whether a table's name of a module class fits a class that is loaded, or one that may be loaded later.
+
+    A name without packages may always, and one in `__main__`, in a package that is not imported, or in a submodule that
+    a package holds and has not imported yet.
+
+    >>> may_exist("torch.nn.LSTM"), may_exist("torch.nn.LSTMM"), may_exist("mine.LSTM")
+    (True, False, True)
+    """
+    packages = name.split(".")[:-1]
+    if not packages or packages[0] == "__main__":
+        return True
+    loaded = loaded_classes().values()
+    return packages[0] not in sys.modules or _fits(name, loaded) or _is_to_come(packages)
+
+
+def nearest_class(name: str) -> str:
+    """Return the name of the loaded class that is nearest to one which does not exist, "" where there is none.
+
+    >>> nearest_class("torch.nn.LSTMM"), nearest_class("torch.nn.modules.rnn.LSTM")
+    ('torch.nn.LSTM', 'torch.nn.LSTM')
+    """
+    packages, _, last = name.rpartition(".")
+    loaded = loaded_classes()
+    if name in loaded:
+        return loaded[name]
+    top = name.partition(".")[0] + "."
+    home = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
+    near = get_close_matches(last, sorted({known.rpartition(".")[2] for known in home}), n=1, cutoff=0.0)
+    if near and _fits(f"{packages}.{near[0]}", home):
+        return f"{packages}.{near[0]}"
+    same = sorted(known for known in home if near and known.rpartition(".")[2] == near[0])
+    return "".join(get_close_matches(name, same, n=1, cutoff=0.0))
+
+
+def loaded_classes() -> dict[str, str]:
+    """Return qualified name → the name that a recorder writes, for all module classes and their bases.
+
+    >>> loaded_classes()["torch.nn.modules.rnn.LSTM"]
+    'torch.nn.LSTM'
+    """
+    from torch import nn
+
+    names = {}
+    for cls in {base for found in _subclasses(nn.Module) for base in found.__mro__}:
+        qualified = f"{cls.__module__}.{cls.__qualname__}"
+        names[qualified] = f"torch.nn.{cls.__name__}" if getattr(nn, cls.__name__, None) is cls else qualified
+    return names
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    seen, rest = {cls}, [cls]
+    while rest:
+        found: type
+        for found in type.__subclasses__(rest.pop()):
+            if found not in seen:
+                seen.add(found)
+                rest.append(found)
+    yield from seen
+
+
+def _fits(name: str, loaded: Iterable[str]) -> bool:
+    return any(name == known or is_short_for(name, known) for known in loaded)
+
+
+def _is_to_come(packages: list[str]) -> bool:
+    """Return whether the innermost package that is imported holds, as a file, the submodule that is named next."""
+    inner = max(count for count in range(1, len(packages) + 1) if ".".join(packages[:count]) in sys.modules)
+    if inner == len(packages):
+        return False
+    path = getattr(sys.modules[".".join(packages[:inner])], "__path__", None)
+    return path is not None and PathFinder.find_spec(".".join(packages[: inner + 1]), list(path)) is not None
