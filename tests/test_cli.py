@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -285,7 +286,7 @@ def test_a_wrong_command_line_exits_with_2(capsys):
 
 def test_the_module_runs_and_a_closed_pipe_is_no_error():
     environment = dict(os.environ, PYTHONPATH=os.getcwd())
-    command = f"{sys.executable} -m fvflops ops --table fvcore | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m fvflops ops --table fvcore | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)
     assert result.stdout.startswith("fvcore") and result.stderr == ""
 
