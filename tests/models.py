@@ -51,6 +51,17 @@ class Unused(nn.Module):
         return x
 
 
+class SmallEinsum(nn.Module):
+    """An einsum of fewer than 100 flops, which are printed as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ij,jk->ik", x, self.weight)
+
+
 class Tensors(nn.Module):
     """A model whose outputs are a mapping or a dataclass, for peers that trace only tensors: all its tensors."""
 
@@ -105,6 +116,7 @@ _TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 # Name → how to build it; each returns the model and its positional inputs.
 MODELS: dict[str, Callable[[], Case]] = {
     "toy": lambda: (Toy(), (_image(32, 1),)),
+    "small_einsum": lambda: (SmallEinsum(), (torch.ones(2, 3),)),
     "unused": lambda: (Unused(), (torch.ones(1, 4),)),
     "zoo:lenet5": lambda: _zoo("lenet5", _image(28, 1)),
     "zoo:resnet50": lambda: _zoo("resnet50", _image(64)),
