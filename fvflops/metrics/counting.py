@@ -53,47 +53,43 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
 
     A region that the pricer prices covers all that ran inside it; the outermost such region wins.
     """
-    covering = _priced_regions(trace, pricer)
+    region_amounts = [_price_region(trace, pricer, signature) for signature in trace.region_signatures]
+    covering = {
+        signature.region
+        for signature, amounts in zip(trace.region_signatures, region_amounts, strict=True)
+        if amounts is not None
+    }
     covered = [any(region in covering for region in stack) for stack in trace.stacks]
     entries: list[Entry] = []
     amounts_of: dict[int, tuple[Amount, ...]] = {}
     for (index, stack, phase), calls in trace.calls.items():
         if covered[stack]:
             continue
-        signature = trace.signatures[index]
+        op = trace.signatures[index]
         if index not in amounts_of:
-            amounts_of[index] = pricer.price_op(signature)
-        entries.extend(
-            _entries(amounts_of[index], trace.scope_of(stack), phase, signature.packet, calls, signature.outputs)
-        )
+            amounts_of[index] = pricer.price_op(op)
+        entries.extend(_entries(amounts_of[index], trace.scope_of(stack), phase, op.packet, calls, op.outputs))
     for (index, stack, phase), calls in trace.region_calls.items():
-        region_signature = trace.region_signatures[index]
-        if covered[stack] or region_signature.region not in covering:
+        signature = trace.region_signatures[index]
+        amounts = region_amounts[index]
+        if covered[stack] or amounts is None:
             continue
-        region = trace.regions[region_signature.region]
+        region = trace.regions[signature.region]
         scope = trace.scope_of(stack) + ((region.name,) if region.kind == "module" else ())
-        amounts = pricer.price_region(region, _module_of(trace, region), region_signature)
-        name = f"prim::PythonOp.{region.name}" if region.kind == "function" else _module_class(trace, region)
-        entries.extend(_entries(amounts or (), scope, phase, name, calls, region_signature.outputs))
+        entries.extend(_entries(amounts, scope, phase, _region_op(trace, region), calls, signature.outputs))
     return Counts(metric, trace.modules, tuple(entries))
 
 
-def _priced_regions(trace: Trace, pricer: Pricer) -> set[int]:
-    return {
-        signature.region
-        for signature in trace.region_signatures
-        if pricer.price_region(
-            trace.regions[signature.region], _module_of(trace, trace.regions[signature.region]), signature
-        )
-        is not None
-    }
+def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> tuple[Amount, ...] | None:
+    region = trace.regions[signature.region]
+    module = trace.modules.places[region.name] if region.kind == "module" else None
+    return pricer.price_region(region, module, signature)
 
 
-def _module_of(trace: Trace, region: Region) -> ModuleInfo | None:
-    return trace.modules.places[region.name] if region.kind == "module" else None
-
-
-def _module_class(trace: Trace, region: Region) -> str:
+def _region_op(trace: Trace, region: Region) -> str:
+    """Return the name under which a region stands in the ledger: its function's key, or its module's class."""
+    if region.kind == "function":
+        return f"prim::PythonOp.{region.name}"
     place = trace.modules.places[region.name]
     return place.classes[0] if place.classes else place.class_name
 
