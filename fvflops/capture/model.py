@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -87,7 +86,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         class_name=module._get_name(),
         classes=tuple(_classes_with_forward(type(module))),
         extra_repr=module.extra_repr(),
-        has_forward=not any(_forward_of(type(module)) is silent for silent in _SILENT_FORWARDS),
+        has_forward=_forward_of(type(module)) not in _SILENT_FORWARDS,
         parameters=tensors(module._parameters),
         buffers=tensors(module._buffers),
         attributes={
@@ -117,8 +116,8 @@ def _classes_with_forward(cls: type) -> Iterator[str]:
 
 
 def _forward_of(cls: type) -> Any:
-    # A ScriptModule's forward is a descriptor that can be read from an instance only.
-    return inspect.getattr_static(cls, "forward", None)
+    # Not by attribute: a ScriptModule's forward is a descriptor that can be read from an instance only.
+    return next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
 
 
 def _is_plain(value: Any) -> bool:

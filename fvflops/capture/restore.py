@@ -6,7 +6,6 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -26,10 +25,13 @@ _WRITES_UNSAID: Mapping[str, tuple[str, str, str]] = {
     "aten::instance_norm": ("use_input_stats", "running_mean", "running_var"),
 }
 
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 # Objects that hold no state of a run, or state that is not theirs.
 _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType)
 
 Undo = Callable[[], None]
+# A tensor, an alias of its elements, whether it required a gradient, and its gradient.
+_TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
 
 
 class UndoLog:
@@ -85,110 +87,105 @@ class Snapshot:
     """
 
     def __init__(self, modules: Iterable[nn.Module], inputs: Any) -> None:
-        self._undos: list[Undo] = []
-        seen: set[int] = set()
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[_TensorState] = []
+        self._seen: set[int] = set()
         with _disable_current_modes():
             for module in modules:
-                self._undos.append(_watch_mapping(module.__dict__))
-                for value in module.__dict__.values():
-                    self._undos.extend(_watch(value, seen, objects=False))
+                self._containers.append((module.__dict__, list(module.__dict__.items())))
+                self._watch(module.__dict__.values(), objects=False)
                 for tensor in (*module._parameters.values(), *module._buffers.values()):
                     if tensor is not None:
-                        self._undos.extend(_watch_tensor(tensor))
-            self._undos.extend(_watch(inputs, seen, objects=True))
-            self._undos.extend(_watch_settings())
+                        self._tensors.append(_note_tensor(tensor))
+            self._watch([inputs], objects=True)
+            self._settings = list(_watch_settings())
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
-        with _disable_current_modes(), ExitStack() as stack:
-            for undo in self._undos:
-                stack.callback(undo)
-
-
-def _watch(value: Any, seen: set[int], *, objects: bool) -> Iterator[Undo]:
-    """Yield how to put back each container that can be reached through containers, and through `objects` if asked."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if id(item) in seen or item is None or isinstance(item, (str, bytes, int, float)):
-            continue
-        seen.add(id(item))
-        if isinstance(item, torch.Generator):
-            yield _watch_generator(item)
-        elif isinstance(item, torch.Tensor):
-            if objects:
-                yield from _watch_tensor(item)
-        elif isinstance(item, dict):
-            yield _watch_mapping(item)
-            pending.extend(item.values())
-        elif isinstance(item, (list, deque)):
-            yield _watch_sequence(item)
-            pending.extend(item)
-        elif isinstance(item, set):
-            yield _watch_set(item)
-        elif isinstance(item, tuple):
-            pending.extend(item)
-        elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
-            yield _watch_mapping(item.__dict__)
-            pending.extend(item.__dict__.values())
-
-
-def _watch_mapping(mapping: dict[Any, Any]) -> Undo:
-    before = list(mapping.items())
-
-    def undo() -> None:
-        now = list(mapping.items())
-        same = len(now) == len(before) and all(
-            key is old_key and value is old for (key, value), (old_key, old) in zip(now, before, strict=True)
+        problems: list[Exception] = []
+        kinds: tuple[tuple[Callable[[Any], None], Sequence[Any]], ...] = (
+            (_restore_setting, self._settings),
+            (_restore_tensor, self._tensors),
+            (_restore_container, self._containers),
         )
-        if not same:
-            dict.clear(mapping)
-            dict.update(mapping, before)
+        with _disable_current_modes():
+            for restore, states in kinds:
+                for state in states:
+                    try:
+                        restore(state)
+                    except Exception as error:
+                        problems.append(error)
+        if problems:
+            raise problems[0]
 
-    return undo
+    def _watch(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Note each container that can be reached through containers, and through objects if asked."""
+        pending = list(values)
+        while pending:
+            item = pending.pop()
+            kind = type(item)
+            if kind in _PLAIN or id(item) in self._seen:
+                continue
+            self._seen.add(id(item))
+            if isinstance(item, dict):
+                self._containers.append((item, list(item.items())))
+                pending.extend(item.values())
+            elif isinstance(item, (list, deque)):
+                self._containers.append((item, list(item)))
+                pending.extend(item)
+            elif isinstance(item, set):
+                self._containers.append((item, set(item)))
+            elif isinstance(item, tuple):
+                pending.extend(item)
+            elif kind is torch.Generator:
+                self._containers.append((item, item.get_state()))
+            elif objects and isinstance(item, torch.Tensor):
+                self._tensors.append(_note_tensor(item))
+            elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
+                self._containers.append((item.__dict__, list(item.__dict__.items())))
+                pending.extend(item.__dict__.values())
 
 
-def _watch_sequence(items: Any) -> Undo:
-    before = list(items)
-
-    def undo() -> None:
-        if len(items) != len(before) or any(now is not old for now, old in zip(items, before, strict=True)):
-            items.clear()
-            items.extend(before)
-
-    return undo
-
-
-def _watch_set(items: set[Any]) -> Undo:
-    before = set(items)
-
-    def undo() -> None:
-        if items != before:
-            items.clear()
-            items.update(before)
-
-    return undo
+def _restore_container(state: tuple[Any, Any]) -> None:
+    container, before = state
+    if isinstance(container, dict):
+        if len(container) != len(before) or any(
+            key is not old_key or value is not old
+            for (key, value), (old_key, old) in zip(container.items(), before, strict=True)
+        ):
+            dict.clear(container)
+            dict.update(container, before)
+    elif isinstance(container, set):
+        if container != before:
+            container.clear()
+            container.update(before)
+    elif isinstance(container, torch.Generator):
+        container.set_state(before)
+    elif len(container) != len(before) or any(now is not old for now, old in zip(container, before, strict=True)):
+        container.clear()
+        container.extend(before)
 
 
-def _watch_generator(generator: torch.Generator) -> Undo:
-    state = generator.get_state()
-    return lambda: _ignore(generator.set_state(state))
-
-
-def _watch_tensor(tensor: torch.Tensor) -> Iterator[Undo]:
+def _note_tensor(tensor: torch.Tensor) -> _TensorState:
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     alias = tensor.detach() if plain and not tensor.is_nested else None
-    requires_grad, grad = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if tensor.is_leaf else None
 
-    def undo() -> None:
-        if alias is not None and _place(tensor) != _place(alias):
-            tensor.data = alias
-        if tensor.is_leaf and tensor.requires_grad != requires_grad:
+
+def _restore_tensor(state: _TensorState) -> None:
+    """Put back whatever differs, the elements themselves excepted, which are the undo log's."""
+    tensor, alias, requires_grad, grad = state
+    if alias is not None and _place(tensor) != _place(alias):
+        tensor.data = alias
+    if tensor.is_leaf:
+        if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
-        if tensor.is_leaf and tensor.grad is not grad:
+        if tensor.grad is not grad:
             tensor.grad = grad
 
-    yield undo
+
+def _restore_setting(undo: Undo) -> None:
+    undo()
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -211,7 +208,3 @@ def _watch_settings() -> Iterator[Undo]:
     yield lambda: torch.set_default_dtype(dtype) if torch.get_default_dtype() is not dtype else None
     mode = torch.get_deterministic_debug_mode()
     yield lambda: torch.set_deterministic_debug_mode(mode) if torch.get_deterministic_debug_mode() != mode else None
-
-
-def _ignore(_: Any) -> None:
-    return None

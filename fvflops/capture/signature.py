@@ -108,15 +108,11 @@ def describe(value: Any) -> Value:
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return TensorSpec(tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), str(tensor.device))
     layout = str(tensor.layout).removeprefix("torch.")
-    shape = _nested_shape(tensor) if tensor.is_nested else tuple(int(size) for size in tensor.shape)
-    return TensorSpec(
-        shape=shape,
-        dtype=dtype_name(tensor.dtype),
-        device=str(tensor.device),
-        layout=layout,
-        nnz=_stored_elements(tensor, layout),
-    )
+    shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(int, tensor.shape))
+    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
