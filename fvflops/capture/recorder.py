@@ -101,7 +101,8 @@ class Recorder:
         signature = Signature(
             schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text
         )
-        self._add(signature, self._storages_of((args, kwargs), "outside"), self._storages_of(result, "op"))
+        reads = self._storages_of((*args, *kwargs.values()), "outside")
+        self._add(signature, reads, self._storages_of((result,), "op"))
 
     def call_unseen(self, op: str) -> None:
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
@@ -144,8 +145,14 @@ class Recorder:
         return 0 if threading.get_ident() == self.thread else 1
 
     def _storages_of(self, values: Any, origin: str) -> tuple[int, ...]:
-        ids = (self._storage(t.untyped_storage(), origin, "") for t in tensors_of(values) if _has_storage(t))
-        return tuple(dict.fromkeys(ids))
+        ids: dict[int, None] = {}
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if _has_storage(value):
+                    ids[self._storage(value.untyped_storage(), origin, "")] = None
+            elif isinstance(value, (list, tuple, dict)):
+                ids.update(dict.fromkeys(self._storages_of(tensors_of(value), origin)))
+        return tuple(ids)
 
     def _storage(self, storage: torch.UntypedStorage, origin: str, name: str) -> int:
         key = storage._cdata

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -109,10 +110,15 @@ def describe(value: Any) -> Value:
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return TensorSpec(tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), str(tensor.device))
+        return _dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
     shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(int, tensor.shape))
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+
+
+@lru_cache(maxsize=4096)
+def _dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    return TensorSpec(shape, dtype_name(dtype), str(device))
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
