@@ -86,6 +86,13 @@ def _eager() -> AbstractContextManager[None]:
 def _run(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], stops_at: StopsAt, vocabulary: str) -> Trace:
     recorder = Recorder(stops_at)
     modules = read_modules(model)
+    about = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "vocabulary": vocabulary,
+        "execution": "real",
+        "inputs": ", ".join(describe_inputs(args, kwargs)),
+    }
     owner = owner_of(model)
     names = canonical_names(owner) if owner is not None else {}
     _name_storages(recorder, names, args, kwargs)
@@ -97,13 +104,6 @@ def _run(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], stops_at: 
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
         stack.enter_context(RecordingMode(recorder, undo_log))
         _call(model, args, kwargs, recorder)
-        about = {
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "vocabulary": vocabulary,
-            "execution": "real",
-            "inputs": ", ".join(describe_inputs(args, kwargs)),
-        }
         return recorder.trace(modules, about)
 
 

@@ -31,9 +31,11 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
     """Hook each module for as long as the context lasts; a ScriptModule is hooked, what is inside it is not."""
     handles = []
     modes: list[_Unfused] = []
+    scripts = {name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
     try:
         for module, name in names.items():
-            if not _inside_script(module, name, names):
+            inside_script = bool(name) and name in scripts and name.rpartition(".")[0] in scripts
+            if not inside_script:
                 handles.extend(_hook(module, name, recorder, modes))
         yield
     finally:
@@ -42,13 +44,6 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
         # torch runs no hook for an exception that is no Exception, such as KeyboardInterrupt.
         while modes:
             modes.pop().__exit__(None, None, None)
-
-
-def _inside_script(module: nn.Module, name: str, names: Mapping[nn.Module, str]) -> bool:
-    if not isinstance(module, torch.jit.ScriptModule) or not name:
-        return False
-    parent = name.rpartition(".")[0]
-    return any(isinstance(other, torch.jit.ScriptModule) for other, path in names.items() if path == parent)
 
 
 def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:
