@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -375,7 +374,8 @@ def test_a_recording_inside_a_recorded_model():
 
     outer = record(Outer(), (torch.ones(1, 4),), stops_at=LINEAR)
     assert seen(traces[0]) == [("", "aten::linear")]
-    assert owners(outer, "aten::linear") == {"": 0, "fc": 2} or owners(outer, "aten::linear") == {"fc": 2}
+    # The inner recording runs the module too, and the outer one sees that.
+    assert owners(outer, "aten::linear") == {"fc": 2}
 
 
 def test_the_users_exception_comes_out_unwrapped():
@@ -430,4 +430,4 @@ def test_a_damaged_trace_is_refused(damage, message):
 
 def test_dropout_and_softmax_are_recorded_in_training_too():
     trace = record(nn.Sequential(nn.Dropout(), nn.Softmax(-1)).train(), (torch.ones(2, 2),))
-    assert F.softmax and any(op == "aten::_softmax" for _, op in seen(trace))
+    assert {("0", "aten::native_dropout"), ("1", "aten::_softmax")} <= set(seen(trace))
