@@ -320,7 +320,7 @@ def test_inputs_of_every_kind_reach_the_model():
 def test_a_model_on_meta_runs_on_meta():
     with torch.device("meta"):
         model = nn.Linear(4, 2)
-    trace = record(model, (torch.ones(1, 4),), stops_at=LINEAR)
+    trace = record(model, (torch.ones(1, 4),), stops_at=LINEAR, execution="real")
     assert trace.signatures[0].outputs[0].device == "meta"
 
 
@@ -330,7 +330,7 @@ def test_a_tensor_on_the_wrong_device_is_named():
             return super().forward(x) + y[torch.zeros(1, dtype=torch.int64)].cpu()
 
     with pytest.raises((RuntimeError, NotImplementedError), match="argument 1 is on meta; the model is on cpu"):
-        record(Mixes(4, 2), (torch.ones(1, 4), torch.ones(1, 2, device="meta")))
+        record(Mixes(4, 2), (torch.ones(1, 4), torch.ones(1, 2, device="meta")), execution="real")
 
 
 def test_a_lazy_module_says_what_to_do():
@@ -359,7 +359,8 @@ def test_two_threads_do_not_see_each_other():
     assert len({tuple(seen(trace)) for trace in traces}) == 1
 
 
-def test_a_recording_inside_a_recorded_model():
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_recording_inside_a_recorded_model(execution):
     inner = nn.Linear(4, 4)
     traces = []
 
@@ -369,13 +370,14 @@ def test_a_recording_inside_a_recorded_model():
             self.fc = inner
 
         def forward(self, x):
-            traces.append(record(inner, (x,), stops_at=LINEAR))
+            traces.append(record(inner, (x,), stops_at=LINEAR, execution=execution))
             return self.fc(x)
 
-    outer = record(Outer(), (torch.ones(1, 4),), stops_at=LINEAR)
+    outer = record(Outer(), (torch.ones(1, 4),), stops_at=LINEAR, execution=execution)
     assert seen(traces[0]) == [("", "aten::linear")]
-    # The inner recording runs the module too, and the outer one sees that.
-    assert owners(outer, "aten::linear") == {"fc": 2}
+    assert traces[0].about["execution"] == execution
+    # A real inner recording runs the module too, and the outer one sees that; by shapes nothing runs.
+    assert owners(outer, "aten::linear") == {"fc": 2 if execution == "real" else 1}
 
 
 def test_the_users_exception_comes_out_unwrapped():

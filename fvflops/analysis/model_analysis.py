@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.capture.model import read_modules, unwrap_compiled
-from fvflops.capture.record import Model, record
+from fvflops.capture.record import EXECUTIONS, Model, record
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
 from fvflops.trace import Counts, ModuleTree, Status, Trace, TraceError
@@ -41,7 +42,21 @@ class ModelAnalysis:
 
     _metric: str | None = None
 
-    def __init__(self, model: Model, inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        execution: str = "auto",
+        device: str | torch.device | None = None,
+        assume: Mapping[str, Any] | None = None,
+    ) -> None:
+        if execution not in EXECUTIONS:
+            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+        self._execution = execution
+        self._device = device
+        self._assume = assume
         self._model = unwrap_compiled(model) if isinstance(model, nn.Module) else model
         self._inputs = inputs
         self._kwargs = kwargs
@@ -195,8 +210,16 @@ class ModelAnalysis:
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        quiet = self._tracer_warnings == "none"
-        self._trace = record(self._model, args, kwargs, stops_at=self._pricer().stops_at, quiet=quiet)
+        self._trace = record(
+            self._model,
+            args,
+            kwargs,
+            stops_at=self._pricer().stops_at,
+            execution=self._execution,
+            device=self._device,
+            assume=self._assume,
+            quiet=self._tracer_warnings == "none",
+        )
         self._modules = self._trace.modules
         return self._trace
 

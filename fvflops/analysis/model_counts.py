@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis
@@ -22,8 +23,11 @@ class _TableAnalysis(ModelAnalysis):
         *,
         kwargs: Mapping[str, Any] | None = None,
         table: str | FormulaTable = "default",
+        execution: str = "auto",
+        device: str | torch.device | None = None,
+        assume: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs)
+        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume)
         self._table = table if isinstance(table, FormulaTable) else load_table(table)
 
 

@@ -1,4 +1,4 @@
-"""The dispatch mode: it sees every op, and looks into the composite ones that are no stop."""
+"""The dispatch mode of a real run: it sees every op, and looks into the composite ones that are no stop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
-from fvflops.capture.signature import tensors_of
+from fvflops.capture.signature import known_schema, tensors_of
 
 
 class RecordingMode(TorchDispatchMode):
@@ -23,6 +24,11 @@ class RecordingMode(TorchDispatchMode):
         self._recorder = recorder
         self._undo_log = undo_log
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would wrap the handler, at 1 µs a call, against a compiler that does not run while a recording lasts.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -34,15 +40,24 @@ class RecordingMode(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
             # A wrapper (DTensor, a quantised weight) runs its own rule; this mode then sees the ops inside.
             return NotImplemented
-        schema = self._recorder.schema(func)
+        if is_fake(types):
+            return func(*args, **kwargs)
+        schema = known_schema(func)
         if schema.composite and schema.name not in self._recorder.stops_at and _all_strided(args, kwargs):
-            self._recorder.decompose(schema)
+            self._recorder.decompose(schema.name)
             with self:
                 return func.decompose(*args, **kwargs)
         self._undo_log.before(schema, args, kwargs, self._recorder.fresh)
         result = func(*args, **kwargs)
-        self._recorder.call(schema, args, kwargs, result)
+        self._recorder.call(func, args, kwargs, result)
         return result
+
+
+def is_fake(types: Sequence[type]) -> bool:
+    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
+    if types:
+        return FakeTensor in types
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -41,11 +41,12 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     recorder = next((item for item in reversed(_RECORDERS) if item.own_thread()), None)
     if recorder is None:
         return call(*args, **kwargs)
-    token = recorder.enter("function", cls.__name__, (args, kwargs))
+    recorder.activate()
+    token = recorder.enter(recorder.region("function", cls.__name__), (args, kwargs))
     try:
         result = call(*args, **kwargs)
-    except BaseException:
-        recorder.leave(token, None, raised=True)
+    except BaseException as error:
+        recorder.leave(token, None, error)
         raise
     recorder.leave(token, result)
     return result

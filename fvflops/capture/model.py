@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.signature import describe, describe_tensor
+from fvflops.capture.signature import describe, describe_tensor, tensors_of
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
 # Modules whose forward is one of these are never called, or run no op: nobody wonders why nothing was seen in them.
@@ -26,6 +26,16 @@ def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     """Return the module that a model is, or whose bound method it is; None for a plain function."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     return unwrap_compiled(owner) if isinstance(owner, nn.Module) else None
+
+
+def devices_of(model: nn.Module | Callable[..., Any], inputs: Any) -> list[torch.device]:
+    """Return the devices of the inputs' tensors and of the model's parameters and buffers, the inputs' first."""
+    devices = dict.fromkeys(tensor.device for tensor in tensors_of(inputs))
+    owner = owner_of(model)
+    if owner is not None:
+        devices.update(dict.fromkeys(tensor.device for tensor in owner.parameters()))
+        devices.update(dict.fromkeys(tensor.device for tensor in owner.buffers()))
+    return list(devices)
 
 
 def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

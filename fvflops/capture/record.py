@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
-from fvflops.capture.model import canonical_names, describe_inputs, owner_of, read_modules, unwrap_compiled
+from fvflops.capture.memo import trim_memo
+from fvflops.capture.model import canonical_names, describe_inputs, devices_of, owner_of, read_modules, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
+from fvflops.capture.rules import AssumedSizes
 from fvflops.capture.scopes import module_scopes
+from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.trace import StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
+Loss = Callable[[Any], torch.Tensor]
 
+EXECUTIONS = ("auto", "shapes", "real")
+
+_LOGGER = logging.getLogger("fvflops")
 # Two runs at once of one model would see each other's buffers and random numbers: recordings take turns.
 _TURN = threading.RLock()
 _NO_STOPS = StopsAt()
+
+
+class ExecutionError(RuntimeError):
+    """A model that cannot be run by shapes alone, and may not or cannot be run for real."""
 
 
 def record(
@@ -37,19 +51,31 @@ def record(
     kwargs: dict[str, Any] | None = None,
     *,
     stops_at: StopsAt = _NO_STOPS,
+    execution: str = "auto",
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
     quiet: bool = False,
 ) -> Trace:
     """Run a model once and return the Trace of what it did.
 
+    `execution` is "shapes" (tensors of floating point have no numbers, nothing is computed on them, weights may be on
+    the meta device), "real", or "auto": by shapes, and for real where a number turns out to be needed, which is logged.
+    A shape run shows the ops of `device`, by default that of the inputs. `assume` gives sizes to ops whose result's
+    size depends on values: {"aten::nonzero": 100}. A run by shapes that needs a number raises ExecutionError where it
+    cannot be made for real.
+
     Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below
-    autograd; a model that uses autograd in its forward is run again under it. A model on the meta device gets its
-    inputs moved there. `quiet` silences Python's warnings. Whatever the model raises is raised, and the model, its
-    buffers, its modules' attributes, the inputs and the random generators are as before. Recordings in several threads
-    take turns.
+    autograd; a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's
+    result that returns a scalar, the run is under autograd and goes on through the backward pass. `quiet` silences
+    Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules' attributes, the
+    inputs and the random generators are as before. Recordings in several threads take turns.
 
     >>> record(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
     'aten::linear'
     """
+    if execution not in EXECUTIONS:
+        raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
     kwargs = {} if kwargs is None else dict(kwargs)
     with _TURN, ExitStack() as stack:
         if quiet:
@@ -57,21 +83,92 @@ def record(
             warnings.simplefilter("ignore")
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_eager())
+            stack.enter_context(warnings.catch_warnings())
+            # The hooks do fire for the wrapper too, and know it from the module inside.
+            warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-            if _on_meta(model):
-                args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+        once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
+        failure = ""
+        if execution == "shapes" or (execution == "auto" and not once):
+            outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss)
+            if isinstance(outcome, Trace):
+                return outcome
+            failure = outcome
+        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once)
+        if failure:
+            _LOGGER.warning("%s; the model was run for real", failure)
+        return trace
+
+
+def _by_shapes(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stops_at: StopsAt,
+    execution: str,
+    device: str | torch.device | None,
+    assume: Mapping[str, Any] | None,
+    loss: Loss | None,
+) -> Trace | str:
+    """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
+    homes = devices_of(model, (args, kwargs))
+    impersonated = _impersonated(device, homes)
+    on_meta = any(home.type == "meta" for home in devices_of(model, ()))
+    may_fall_back = execution == "auto" and not on_meta and device is None
+    trim_memo()
+    sizes = AssumedSizes(assume)
+    vocabulary = "composite" if loss is None else "core"
+    while True:
+        run = _Run(model, args, kwargs, stops_at, vocabulary, loss)
         try:
-            return _run(model, args, kwargs, stops_at, "composite")
+            return run.by_shapes(impersonated, homes, sizes, exact=may_fall_back)
         except Exception as error:
-            vocabulary, eager = _another_way(error)
-            once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
-            if once or (vocabulary == "composite" and not eager):
-                _say_which_input(error, model, args, kwargs)
+            other, _ = _another_way(error)
+            if vocabulary == "composite" and other == "core":
+                vocabulary = other
+                continue
+            line = run.why_not(error)
+            if may_fall_back:
+                return line
+            if run.failure is None or not isinstance(run.failure[2], (ValueNeeded, NotImplementedError)):
                 raise
-        if eager:
-            stack.enter_context(_eager())
-        return _run(model, args, kwargs, stops_at, vocabulary)
+            what = "pass real weights" if on_meta else 'use execution="auto"'
+            raise ExecutionError(f"{line}: {what}, or give the op a size: assume={{{run.failure[0]!r}: ...}}") from error
+
+
+def _for_real(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stops_at: StopsAt,
+    loss: Loss | None,
+    stack: ExitStack,
+    once: bool,
+) -> Trace:
+    if isinstance(model, nn.Module) and _on_meta(model):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    first = "composite" if loss is None else "core"
+    try:
+        return _Run(model, args, kwargs, stops_at, first, loss).for_real()
+    except Exception as error:
+        vocabulary, eager = _another_way(error)
+        if once or (vocabulary == first and not eager):
+            _say_which_input(error, model, args, kwargs)
+            raise
+    if eager:
+        stack.enter_context(_eager())
+    return _Run(model, args, kwargs, stops_at, vocabulary, loss).for_real()
+
+
+def _impersonated(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
+    """Return the device that a shape run answers for: the one asked for, else the first real one, else the CPU."""
+    if device is None:
+        return next((home for home in homes if home.type != "meta"), torch.device("cpu"))
+    asked = torch.device(device)
+    if asked.type == "meta":
+        raise ValueError("a shape run answers for a device that computes, such as 'cpu' or 'cuda', not for 'meta'")
+    return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
 
 
 def _eager() -> AbstractContextManager[None]:
@@ -83,69 +180,166 @@ def _eager() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")
 
 
-def _run(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], stops_at: StopsAt, vocabulary: str) -> Trace:
-    recorder = Recorder(stops_at)
-    modules = read_modules(model)
-    about = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "vocabulary": vocabulary,
-        "execution": "real",
-        "inputs": ", ".join(describe_inputs(args, kwargs)),
-    }
-    owner = owner_of(model)
-    names = canonical_names(owner) if owner is not None else {}
-    _name_storages(recorder, names, args, kwargs)
-    with _restored(names, (args, kwargs)) as undo_log, ExitStack() as stack:
-        stack.enter_context(module_scopes(recorder, names))
-        stack.enter_context(function_regions(recorder))
-        if vocabulary == "composite":
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-        stack.enter_context(RecordingMode(recorder, undo_log))
-        _call(model, args, kwargs, recorder)
-        return recorder.trace(modules, about)
+class _Run:
+    """One run of a model, in one vocabulary; the next attempt is another run."""
 
+    def __init__(
+        self,
+        model: Model,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stops_at: StopsAt,
+        vocabulary: str,
+        loss: Loss | None,
+    ) -> None:
+        self._model = model
+        self._args = args
+        self._kwargs = kwargs
+        self._vocabulary = vocabulary
+        self._loss = loss
+        self._recorder = Recorder(stops_at, backward=vocabulary == "core")
+        self._modules = read_modules(model)
+        owner = owner_of(model)
+        self._names = canonical_names(owner) if owner is not None else {}
+        self.failure: tuple[str, str, Exception] | None = None
 
-def _call(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> None:
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        # The wrapper's own forward scatters and synchronises; what is counted is the model in it.
-        token = recorder.enter("module", "", (args, kwargs))
-        result = model.module(*args, **kwargs)
-        recorder.leave(token, result)
-    elif isinstance(model, nn.Module):
-        model(*args, **kwargs)
-    else:
-        token = recorder.enter("module", "", (args, kwargs))
-        recorder.leave(token, model(*args, **kwargs))
+    def for_real(self) -> Trace:
+        """Return the Trace of a run with numbers."""
+        for tensor, origin, name in self._tensors():
+            self._recorder.know(tensor, origin, name)
+        with self._restored() as undo_log:
+            with self._watched(RecordingMode(self._recorder, undo_log)):
+                self._call(self._args, self._kwargs)
+            return self._trace("real")
 
+    def by_shapes(
+        self, device: torch.device, homes: Sequence[torch.device], sizes: AssumedSizes, *, exact: bool
+    ) -> Trace:
+        """Return the Trace of a run without numbers."""
+        with self._restored() as undo_log:
+            mode = ShapeMode(self._recorder, undo_log, device, homes, sizes, exact=exact, nested=_shape_run_is_on())
+            for tensor, origin, name in self._tensors():
+                mode.know(tensor, origin, name)
+            args, kwargs = self._args, self._kwargs
+            if self._vocabulary == "core":
+                args, kwargs = self._stand_in(mode, device)
+            try:
+                with self._watched(mode):
+                    self._call(args, kwargs)
+            finally:
+                self.failure = mode.failure
+            if mode.failure is not None:  # the model caught it, and took another path than it would have
+                raise mode.failure[2]
+            bounds = {"bounds": ", ".join(sorted(mode.bounds))} if mode.bounds else {}
+            return self._trace("shapes", device=str(device), **bounds)
 
-@contextmanager
-def _restored(names: dict[nn.Module, str], inputs: Any) -> Iterator[UndoLog]:
-    snapshot = Snapshot(names, inputs)
-    undo_log = UndoLog()
-    try:
-        yield undo_log
-    finally:
+    def why_not(self, error: Exception) -> str:
+        """Return in one line what a run by shapes could not do, and in which module."""
+        if self.failure is not None:
+            op, module, cause = self.failure
+            return f"{op or 'a tensor'} in module {module!r} cannot be run by shapes ({_first_line(cause)})"
+        return f"module {self._recorder.where(error)!r} cannot be run by shapes ({_first_line(error)})"
+
+    def _trace(self, execution: str, **more: str) -> Trace:
+        return self._recorder.trace(
+            self._modules,
+            {
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "vocabulary": self._vocabulary,
+                "execution": execution,
+                "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
+                **more,
+            },
+        )
+
+    def _tensors(self) -> Iterator[tuple[torch.Tensor, str, str]]:
+        """Yield the tensors that exist before the run, with what they are and their name."""
+        for module, path in self._names.items():
+            prefix = path + "." if path else ""
+            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        yield tensor, kind, prefix + name
+        for tensor in tensors_of((self._args, self._kwargs)):
+            yield tensor, "input", ""
+
+    def _stand_in(self, mode: ShapeMode, device: torch.device) -> tuple[Any, Any]:
+        """Put shape tensors for the parameters and buffers on another device than the run's, and return such inputs.
+
+        Autograd wants a gradient on the device of what it belongs to. The snapshot puts the modules' tensors back.
+        """
+        twins: dict[int, torch.Tensor] = {}
+
+        def twin(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device == device or tensor.layout is not torch.strided:
+                return tensor
+            if id(tensor) not in twins:
+                twins[id(tensor)] = mode.stand_in(tensor)
+            return twins[id(tensor)]
+
+        for module in self._names:
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = twin(tensor)  # type: ignore[assignment]
+            if isinstance(module, nn.RNNBase):
+                module._flat_weights = [None if item is None else twin(item) for item in module._flat_weights]
+        return pytree.tree_map_only(torch.Tensor, twin, (self._args, self._kwargs))
+
+    @contextmanager
+    def _watched(self, mode: TorchDispatchMode) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(module_scopes(self._recorder, self._names))
+            stack.enter_context(function_regions(self._recorder))
+            if self._vocabulary == "composite":
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+            elif self._loss is not None:
+                stack.enter_context(torch.enable_grad())
+            stack.enter_context(mode)
+            yield
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        model = self._model
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            # The wrapper's own forward scatters and synchronises; what is counted is the model in it.
+            model = model.module
+        elif isinstance(model, nn.Module):
+            result = model(*args, **kwargs)
+            self._go_back(result)
+            return
+        token = self._recorder.enter(self._recorder.region("module", ""), (args, kwargs))
+        result = model(*args, **kwargs)
+        self._recorder.leave(token, result)
+        self._go_back(result)
+
+    def _go_back(self, result: Any) -> None:
+        if self._loss is not None:
+            self._loss(result).backward()
+
+    @contextmanager
+    def _restored(self) -> Iterator[UndoLog]:
+        snapshot = Snapshot(self._names, (self._args, self._kwargs))
+        undo_log = UndoLog()
         try:
-            undo_log.undo()
+            yield undo_log
         finally:
-            snapshot.restore()
-            # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
-            torch.clear_autocast_cache()
+            try:
+                undo_log.undo()
+            finally:
+                snapshot.restore()
+                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+                torch.clear_autocast_cache()
 
 
-def _name_storages(
-    recorder: Recorder, names: dict[nn.Module, str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    for module, path in names.items():
-        prefix = path + "." if path else ""
-        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    recorder.know(tensor, kind, prefix + name)
-    for tensor in tensors_of((args, kwargs)):
-        recorder.know(tensor, "input", "")
+def _shape_run_is_on() -> bool:
+    return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _on_meta(model: nn.Module) -> bool:

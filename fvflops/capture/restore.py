@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -47,7 +47,7 @@ class UndoLog:
         self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], fresh: Mapping[int, Any]
     ) -> None:
         """Save what a call is about to overwrite, except the storages in `fresh`, which the run itself made."""
-        for value in _written_arguments(schema, args, kwargs):
+        for value in written_arguments(schema, args, kwargs):
             for tensor in tensors_of(value):
                 self._save(tensor, fresh)
 
@@ -68,7 +68,8 @@ class UndoLog:
         self._saved.clear()
 
 
-def _written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[Any]:
+def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[Any]:
+    """Yield the arguments of a call that it writes to, those included of which its schema says nothing."""
     for position in schema.written:
         yield args[position] if position < len(args) else kwargs.get(schema.names[position])
     unsaid = _WRITES_UNSAID.get(schema.name)
@@ -155,8 +156,10 @@ def _restore_container(state: tuple[Any, Any]) -> None:
             key is not old_key or value is not old
             for (key, value), (old_key, old) in zip(container.items(), before, strict=True)
         ):
-            dict.clear(container)
-            dict.update(container, before)
+            # An immutable mapping refuses its own methods, an ordered one needs them.
+            kind = OrderedDict if isinstance(container, OrderedDict) else dict
+            kind.clear(container)
+            kind.update(container, before)
     elif isinstance(container, set):
         if container != before:
             container.clear()

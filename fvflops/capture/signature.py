@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.metadata import dense_spec, dtype_name
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ class OpSchema:
     written: tuple[int, ...]
     composite: bool
     text: str
+
+
+@lru_cache(maxsize=None)
+def known_schema(op: Any) -> OpSchema:
+    """Return what is known of an op, looked up once in a process."""
+    return describe_op(op)
 
 
 def describe_op(op: Any) -> OpSchema:
@@ -87,10 +93,10 @@ def describe_result(result: Any) -> tuple[Value, ...]:
 
 
 def describe(value: Any) -> Value:
-    """Return the plain value that stands for an argument; an unknown object becomes a Symbol of its class."""
+    """Return the plain value that stands for an argument, a spec for itself, a Symbol for an unknown object."""
     if isinstance(value, torch.Tensor):
         return describe_tensor(value)
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
+    if value is None or isinstance(value, (bool, int, float, complex, str, TensorSpec)):
         return value
     if isinstance(value, (list, tuple, torch.Size)):
         return tuple(describe(item) for item in value)
@@ -110,15 +116,10 @@ def describe(value: Any) -> Value:
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return _dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
+        return dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
     shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(int, tensor.shape))
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
-
-
-@lru_cache(maxsize=4096)
-def _dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    return TensorSpec(shape, dtype_name(dtype), str(device))
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
@@ -126,14 +127,6 @@ def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
     if layout == "sparse_coo":
         return tensor._values().numel()
     return tensor.values().numel() if layout in _COMPRESSED else None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype without the `torch.` in front."""
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return name
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

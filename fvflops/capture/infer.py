@@ -1,0 +1,125 @@
+"""The inference of results: an op is run on tensors of the meta device, and what it made of them is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.capture.memo import Outcome, Output
+from fvflops.capture.metadata import Metadata, bits_of, intern
+from fvflops.capture.restore import written_arguments
+from fvflops.capture.signature import OpSchema, tensors_of
+
+META = torch.device("meta")
+
+
+def twin_of(metadata: Metadata) -> torch.Tensor:
+    """Return a tensor on the meta device with some metadata."""
+    twin = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
+    if metadata.bits & 1:
+        torch._C._set_conj(twin, True)
+    if metadata.bits & 2:
+        torch._C._set_neg(twin, True)
+    return twin
+
+
+def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]) -> Any:
+    """Return nested arguments with each tensor and each device replaced."""
+    if isinstance(value, torch.Tensor):
+        return tensor(value)
+    if isinstance(value, torch.device):
+        return device(value)
+    if isinstance(value, (list, tuple)):
+        items = [substitute(item, tensor, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: substitute(item, tensor, device) for key, item in value.items()}
+    return value
+
+
+class Inference:
+    """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each."""
+
+    def __init__(
+        self, schema: OpSchema, tensors: Sequence[torch.Tensor], metadata: Sequence[Metadata], device: torch.device
+    ) -> None:
+        self.schema = schema
+        self._tensors = tensors
+        self._metadata = metadata
+        self._device = device
+
+    def run(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
+    ) -> Outcome:
+        """Return the outcome, without its signature; whatever the shape rule raises is raised.
+
+        `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
+        """
+        twins: dict[int, torch.Tensor] = {}
+        metas: list[torch.Tensor] = []
+        for index, (tensor, metadata) in enumerate(zip(self._tensors, self._metadata, strict=True)):
+            if id(tensor) not in twins:
+                twins[id(tensor)] = tensor if keep_known and metadata.known else twin_of(metadata)
+            metas.append(twins[id(tensor)])
+        devices: list[torch.device] = []
+
+        def on_meta(device: torch.device) -> torch.device:
+            devices.append(device)
+            return META
+
+        meta_args = [substitute(value, lambda tensor: twins[id(tensor)], on_meta) for value in args]
+        meta_kwargs = {
+            name: substitute(value, lambda tensor: twins[id(tensor)], on_meta)
+            for name, value in kwargs.items()
+            if name != "pin_memory"
+        }
+        at = self.schema.position.get("device")
+        if at is not None and not devices and len(args) <= at:
+            meta_kwargs["device"] = META
+        result = func(*meta_args, **meta_kwargs)
+        home = devices[0] if devices else self._common_device()
+        grown = tuple(
+            (index, self._metadata_of(meta, metadata.device))
+            for index, (meta, metadata) in enumerate(zip(metas, self._metadata, strict=True))
+            if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
+        )
+        written = {
+            id(tensor)
+            for value in written_arguments(self.schema, args, kwargs)
+            for tensor in tensors_of(value)
+        }
+        storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
+        identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
+
+        def output(item: Any) -> Output:
+            if not isinstance(item, torch.Tensor):
+                return Output(None, value=item)
+            same = identities.get(id(item))
+            if same is not None:
+                return Output(self._metadata[same], same, True)
+            source = storages.get(item.untyped_storage()._cdata)
+            device = home if source is None else self._metadata[source].device
+            return Output(self._metadata_of(item, device), source)
+
+        many = isinstance(result, (list, tuple))
+        return Outcome(
+            signature=None,
+            outputs=tuple(output(item) for item in result) if many else (output(result),),
+            build=(tuple if isinstance(result, tuple) else list) if many else None,
+            grown=grown,
+            written=tuple(index for index, tensor in enumerate(self._tensors) if id(tensor) in written),
+        )
+
+    def _metadata_of(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise NotImplementedError(f"its result has the layout {tensor.layout}")
+        return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
+
+    def _common_device(self) -> torch.device:
+        """Return the device on which an op runs: that of its tensors, a scalar tensor giving way to others."""
+        for metadata in self._metadata:
+            if metadata.shape:
+                return metadata.device
+        return self._metadata[0].device if self._metadata else self._device

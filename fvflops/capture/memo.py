@@ -1,0 +1,100 @@
+"""The memo of shape execution: what each op gave for each way in which it was called, for the life of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from fvflops.capture.metadata import Metadata, forget_metadata, interned
+from fvflops.capture.signature import OpSchema, describe_op
+from fvflops.trace import Signature
+
+# Past this many outcomes or metadata everything is forgotten: a process that meets new shapes for ever stays small.
+_LIMIT = 1 << 16
+
+
+class Output(NamedTuple):
+    """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
+
+    `metadata` is None for a result that is no tensor, whose value is then `value`.
+    """
+
+    metadata: Metadata | None
+    source: int | None = None
+    same: bool = False
+    value: Any = None
+
+
+class Outcome:
+    """What one way of calling an op gives: its signature and how its results are made.
+
+    `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
+    tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
+    and small; its signature is then None where its result's shape depends on values.
+    """
+
+    __slots__ = ("build", "concrete", "grown", "outputs", "signature", "written")
+
+    def __init__(
+        self,
+        signature: Signature | None,
+        outputs: tuple[Output, ...] = (),
+        build: Callable[[list[Any]], Any] | None = None,
+        grown: tuple[tuple[int, Metadata], ...] = (),
+        written: tuple[int, ...] = (),
+        concrete: bool = False,
+    ) -> None:
+        self.signature = signature
+        self.outputs = outputs
+        self.build = build
+        self.grown = grown
+        self.written = written
+        self.concrete = concrete
+
+
+class KnownOp:
+    """What is known of one op: its schema, the outcomes met so far, and whether it can make a tensor from none."""
+
+    __slots__ = ("factory", "outcomes", "schema")
+
+    def __init__(self, func: Any) -> None:
+        self.schema: OpSchema = describe_op(func)
+        self.outcomes: dict[tuple[Any, ...], Outcome] = {}
+        self.factory = "device" in self.schema.position
+
+
+_OPS: dict[Any, KnownOp] = {}
+_SIGNATURES: dict[Signature, Signature] = {}
+
+
+def known_op(func: Any) -> KnownOp:
+    """Return what is known of an op."""
+    op = _OPS.get(func)
+    if op is None:
+        op = _OPS[func] = KnownOp(func)
+    return op
+
+
+def intern_signature(signature: Signature) -> Signature:
+    """Return the one object that stands for a signature."""
+    return _SIGNATURES.setdefault(signature, signature)
+
+
+def outcomes() -> int:
+    """Return how many outcomes are remembered."""
+    return sum(len(op.outcomes) for op in _OPS.values())
+
+
+def clear_memo() -> None:
+    """Forget every outcome, so that the next run is as in a new process; not to be called during a run."""
+    _OPS.clear()
+    _SIGNATURES.clear()
+    forget_metadata()
+
+
+def trim_memo() -> None:
+    """Forget everything if it has grown past the limit."""
+    if interned() > _LIMIT or outcomes() > _LIMIT:
+        clear_memo()

@@ -1,0 +1,101 @@
+"""The metadata of a tensor: shape, strides, dtype and device; one object for all tensors that agree in them."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fvflops.trace import TensorSpec
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
+_INTERNED: dict[tuple[Any, ...], Metadata] = {}
+
+
+class Metadata:
+    """What torch needs to know of a strided tensor to run an op's shape rule.
+
+    Two equal ones are the same object, so that they are compared and hashed by identity. `known` says that the numbers
+    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `spec` is the plain form for a Trace.
+    """
+
+    __slots__ = ("bits", "device", "dtype", "known", "nbytes", "shape", "spec", "stride")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        known: bool,
+        bits: int,
+    ) -> None:
+        self.shape = tuple(map(int, shape))
+        self.stride = tuple(map(int, stride))
+        self.dtype = dtype
+        self.device = device
+        self.known = known
+        self.bits = bits
+        self.spec = dense_spec(self.shape, dtype, device)
+        reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
+        self.nbytes = 0 if 0 in self.shape else reach * dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Metadata({self.spec}, stride={self.stride}, device={self.device}, known={self.known})"
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+def intern(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    known: bool = False,
+    bits: int = 0,
+) -> Metadata:
+    """Return the metadata with these contents."""
+    key = (shape, stride, dtype, device, known, bits)
+    metadata = _INTERNED.get(key)
+    if metadata is None:
+        metadata = _INTERNED[key] = Metadata(*key)
+    return metadata
+
+
+def metadata_of(tensor: torch.Tensor) -> Metadata:
+    """Return the metadata of a strided tensor as it is, its numbers not counted as known."""
+    return intern(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits_of(tensor))
+
+
+def bits_of(tensor: torch.Tensor) -> int:
+    """Return the conjugate and negative bits of a tensor."""
+    return tensor.is_conj() + 2 * tensor.is_neg()
+
+
+def forget_metadata() -> None:
+    """Drop every interned object."""
+    _INTERNED.clear()
+
+
+def interned() -> int:
+    """Return how many different metadata have been met."""
+    return len(_INTERNED)
+
+
+@lru_cache(maxsize=1 << 14)
+def dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    """Return the spec of a strided tensor; equal ones are one object."""
+    return TensorSpec(shape, dtype_name(dtype), str(device))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype without the `torch.` in front."""
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return name

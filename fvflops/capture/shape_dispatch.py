@@ -1,0 +1,394 @@
+"""The dispatch mode of a shape run: ops are answered from the memo, with tensors that have no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from fvflops.capture.dispatch import is_fake
+from fvflops.capture.infer import META, Inference, substitute
+from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
+from fvflops.capture.metadata import Metadata, bits_of, intern
+from fvflops.capture.recorder import Recorder
+from fvflops.capture.restore import UndoLog
+from fvflops.capture.rules import RULES, AssumedSizes
+from fvflops.capture.shape_tensor import Home, ShapeTensor, ValueNeeded, make
+from fvflops.capture.signature import describe, describe_result, normalise
+from fvflops.trace import Signature
+
+# Integer and bool tensors of up to this many elements keep their numbers: ids, positions, masks, lengths.
+CONCRETE_LIMIT = 1 << 20
+
+_PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
+
+_OURS = (ShapeTensor,)
+
+_Seen = tuple[torch.Tensor, Metadata, int]
+
+
+class ShapeMode(TorchDispatchMode):
+    """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
+
+    Results of floating point have no numbers; small integer and bool tensors whose arguments are known are computed.
+    Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `exact` forbids
+    a rule that gives a bound of a size only. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
+    name.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        undo_log: UndoLog,
+        device: torch.device,
+        homes: Sequence[torch.device],
+        sizes: AssumedSizes,
+        *,
+        exact: bool,
+        nested: bool = False,
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.exact = exact
+        self.sizes = sizes
+        self.failure: tuple[str, str, Exception] | None = None
+        self.bounds: set[str] = set()
+        self._recorder = recorder
+        self._undo_log = undo_log
+        self._devices = {META: device, **dict.fromkeys(homes, device)}
+        self._plans: dict[Any, tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None]] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._lost: set[int] = set()
+        self._nested = nested
+        self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # See RecordingMode.
+        return False
+
+    def know(self, tensor: torch.Tensor, origin: str, name: str) -> None:
+        """Name the storage of a tensor that exists before the run, and throughout it."""
+        self._recorder.know(tensor, origin, name)
+        if tensor.layout is torch.strided and id(tensor) not in self._seen:
+            self._seen[id(tensor)] = self._look(tensor)
+
+    def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
+        """Return a shape tensor for a tensor that exists before the run: a leaf that wants a gradient where it does."""
+        _, metadata, index = self._seen.get(id(tensor)) or self._look(tensor)
+        twin = make(metadata, Home(self, index), tensor.requires_grad)
+        if isinstance(tensor, torch.nn.Parameter):
+            twin._is_param = True  # type: ignore[attr-defined]
+        return twin
+
+    def freed(self, index: int) -> None:
+        """Take down that nothing refers to a storage any more."""
+        self._recorder.freed(index)
+
+    def needs_value(self, name: str) -> ValueNeeded:
+        """Return the error of an op that asks for a number which is not there."""
+        error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
+        self._fail(name, error)
+        return error
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plan(func)
+        outcomes, op, special = plan
+        if types != _OURS and (_is_foreign(types) or is_fake(types)):
+            return NotImplemented if _is_foreign(types) else func(*args, **(kwargs or {}))
+        if special is not None:
+            return special(self, func, args, kwargs or {})
+        if self._nested:
+            args, kwargs = substitute((tuple(args), dict(kwargs or {})), self._adopt, lambda device: device)
+        key: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        reads: list[int] = []
+        for value in args:
+            kind = type(value)
+            if kind is ShapeTensor:
+                key.append(value.metadata)
+                tensors.append(value)
+                reads.append(value.home.index)
+            elif kind in _PLAIN:
+                key.append(value)
+            else:
+                key.append(self._key(value, tensors, reads))
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                key.append(self._key(value, tensors, reads))
+        if op.factory:
+            key.append(self.device)
+        outcome = outcomes.get(tuple(key))
+        if outcome is None:
+            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
+        if outcome.concrete:
+            return self._compute(func, op, args, kwargs or {}, reads, outcome)
+        if outcome.written:
+            self._lose(tensors, outcome)
+        for index, metadata in outcome.grown:
+            self._grow(func, args, kwargs or {}, tensors[index], metadata)
+        results: list[Any] = []
+        writes: list[int] = []
+        for metadata, source, same, value in outcome.outputs:
+            if metadata is None:
+                results.append(value)
+            elif source is None:
+                index = self._recorder.new_storage(metadata.nbytes, metadata.spec.device)
+                writes.append(index)
+                results.append(make(metadata, Home(self, index)))
+            else:
+                tensor = tensors[source]
+                writes.append(reads[source])
+                if same:
+                    results.append(tensor)
+                elif type(tensor) is ShapeTensor:
+                    results.append(make(metadata, tensor.home))
+                else:
+                    # A view of a real tensor is made for real: it costs nothing and aliases.
+                    real = func(*args, **(kwargs or {}))
+                    self._note(outcome, reads, writes)
+                    return real
+        self._note(outcome, reads, writes)
+        return results[0] if outcome.build is None else outcome.build(results)
+
+    def _note(self, outcome: Outcome, reads: list[int], writes: list[int]) -> None:
+        assert outcome.signature is not None
+        recorder = self._recorder
+        recorder.add(recorder.number(outcome.signature), tuple(reads), tuple(writes))
+
+    def _plan(self, func: Any) -> tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None]:
+        op = known_op(func)
+        special: Callable[..., Any] | None = None
+        if op.schema.composite and op.schema.name not in self._recorder.stops_at:
+            special = ShapeMode._decompose
+        plan = self._plans[func] = op.outcomes, op, special
+        return plan
+
+    def _decompose(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._recorder.decompose(known_op(func).schema.name)
+        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self._real_device)
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor inside a composite op, which may look at devices."""
+        if type(tensor) is not ShapeTensor and tensor.device.type == "meta":
+            return self.stand_in(tensor)
+        return tensor
+
+    def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this run's stand-in for a shape tensor of the run around it."""
+        if type(tensor) is not ShapeTensor or tensor.home.run is self:
+            return tensor
+        if id(tensor) not in self._adopted:
+            metadata = tensor.metadata
+            home = Home(self, self._recorder.new_storage(metadata.nbytes, metadata.spec.device))
+            self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
+        return self._adopted[id(tensor)][1]
+
+    def _real_device(self, device: torch.device) -> torch.device:
+        return self._devices.get(device, device)
+
+    def _key(self, value: Any, tensors: list[torch.Tensor], reads: list[int]) -> Any:
+        """Return the part of a call's key that an argument makes, and note the tensors in it."""
+        kind = type(value)
+        if kind is ShapeTensor:
+            tensors.append(value)
+            reads.append(value.home.index)
+            return value.metadata
+        if kind in _PLAIN:
+            return value
+        if kind is bool:
+            return _TRUE if value else _FALSE
+        if kind is float:
+            return ("float", value if value == value else "nan")
+        if kind is torch.device:
+            return self._devices.get(value, value)
+        if isinstance(value, (list, tuple)):
+            return tuple([item if type(item) is int else self._key(item, tensors, reads) for item in value])
+        if isinstance(value, torch.Tensor):
+            seen = self._seen.get(id(value))
+            _, metadata, index = self._look(value) if seen is None else seen
+            tensors.append(value)
+            reads.append(index)
+            return metadata
+        described = describe(value)
+        return described if described is not value else (kind.__qualname__, value)
+
+    def _look(self, tensor: torch.Tensor) -> _Seen:
+        """Return a real tensor with its metadata and the number of its storage."""
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            error = NotImplementedError(f"a tensor of layout {tensor.layout} has no shape rules here")
+            self._fail("", error)
+            raise error
+        numel = tensor.numel()
+        known = (
+            tensor.dtype in _WHOLE
+            and numel <= CONCRETE_LIMIT
+            and tensor.device.type != "meta"
+            and not (self._lost and tensor.untyped_storage()._cdata in self._lost)
+        )
+        device = self._devices.get(tensor.device, tensor.device)
+        metadata = intern(tensor.shape, tensor.stride(), tensor.dtype, device, known, bits_of(tensor))
+        return tensor, metadata, self._recorder.storage_of(tensor, "op")
+
+    def _learn(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        key: tuple[Any, ...],
+    ) -> Outcome:
+        """Return the outcome of a call that the memo does not hold, and remember it."""
+        name = op.schema.name
+        metadata = [self._metadata_of(tensor) for tensor in tensors]
+        known = all(item.known for item in metadata)
+        inference = Inference(op.schema, tensors, metadata, self.device)
+        remember = True
+        try:
+            rule = RULES.get(name)
+            try:
+                outcome = inference.run(func if rule is None else rule(self, func), args, kwargs)
+            except Exception as error:
+                if known and tensors and not isinstance(func, torch._ops.HigherOrderOperator):
+                    outcome = Outcome(None, concrete=True)
+                elif any(item.known for item in metadata):
+                    outcome, remember = inference.run(func, args, kwargs, keep_known=True), False
+                elif self._values_at_hand(tensors) and name in self.sizes.asked:
+                    outcome, remember = Outcome(None, concrete=True), False
+                else:
+                    outcome, remember = inference.run(self.sizes.rule(name, error), args, kwargs), False
+        except Exception as error:
+            self._fail(name, error)
+            raise
+        if known and not outcome.concrete:
+            outcome.concrete = all(
+                item.metadata is None or (item.metadata.dtype in _WHOLE and item.metadata.numel <= CONCRETE_LIMIT)
+                for item in outcome.outputs
+            )
+        if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
+            outcome.signature = self._signature(op, args, kwargs, outcome.outputs, outcome.build)
+        if remember:
+            op.outcomes[key] = outcome
+        return outcome
+
+    def _signature(
+        self,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Output],
+        build: Callable[[list[Any]], Any] | None,
+    ) -> Signature:
+        schema = op.schema
+        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), self._spec, self._real_device)
+        results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
+        return intern_signature(
+            Signature(
+                schema.name,
+                schema.names,
+                normalise(schema, plain_args, plain_kwargs),
+                describe_result(results[0] if build is None else build(results)),
+                schema.text,
+            )
+        )
+
+    def _spec(self, tensor: torch.Tensor) -> Any:
+        return self._metadata_of(tensor).spec
+
+    def _metadata_of(self, tensor: torch.Tensor) -> Metadata:
+        if type(tensor) is ShapeTensor:
+            return tensor.metadata
+        seen = self._seen.get(id(tensor))
+        return (self._look(tensor) if seen is None else seen)[1]
+
+    def _values_at_hand(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether all tensors are real and hold the numbers that a real run would see."""
+        return bool(tensors) and all(
+            type(tensor) is not ShapeTensor
+            and tensor.device.type != "meta"
+            and tensor.untyped_storage()._cdata not in self._lost
+            for tensor in tensors
+        )
+
+    def _compute(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reads: list[int],
+        outcome: Outcome,
+    ) -> Any:
+        """Run an op for real, on tensors that are known and small."""
+        self._undo_log.before(op.schema, args, kwargs, self._recorder.fresh)
+        here = torch.device("cpu")
+        real_args, real_kwargs = substitute(
+            (tuple(args), dict(kwargs)), lambda tensor: tensor, lambda device: here if device in self._devices else device
+        )
+        result = func(*real_args, **real_kwargs)
+        many = isinstance(result, (list, tuple))
+        items = result if many else (result,)
+        signature = outcome.signature
+        if signature is None:
+            outputs = [
+                Output(self._metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
+                for item in items
+            ]
+            build = type(result) if many else None
+            signature = self._signature(op, args, kwargs, outputs, build)
+        writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
+        self._recorder.add(self._recorder.number(signature), tuple(reads), tuple(writes))
+        return result
+
+    def _lose(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
+        """Note that real storages were to be written to: what they hold is not what a real run would see there."""
+        for index in outcome.written:
+            tensor = tensors[index]
+            if type(tensor) is not ShapeTensor:
+                storage = tensor.untyped_storage()._cdata
+                if storage not in self._lost:
+                    self._lost.add(storage)
+                    for key, (seen, metadata, number) in list(self._seen.items()):
+                        if metadata.known and seen.untyped_storage()._cdata == storage:
+                            lost = intern(*(getattr(metadata, part) for part in _PARTS), False, metadata.bits)
+                            self._seen[key] = seen, lost, number
+
+    def _grow(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor, metadata: Metadata
+    ) -> None:
+        """Give an argument the metadata that the op gives it."""
+        if type(tensor) is not ShapeTensor:
+            raise self.needs_value(known_op(func).schema.name)
+        with torch._C._DisableTorchDispatch():
+            torch.Tensor.set_(tensor, make(metadata, tensor.home))
+        tensor.metadata = metadata
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = name, self._recorder.where(), error
+
+
+_PARTS = ("shape", "stride", "dtype", "device")
+
+
+def _is_foreign(types: Sequence[type]) -> bool:
+    """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule; the ops inside come back here."""
+    return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)

@@ -1,0 +1,112 @@
+"""The shape tensor: a tensor that has a shape, strides, a dtype and a device, and neither numbers nor memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from fvflops.capture.metadata import Metadata
+
+
+class ValueNeeded(RuntimeError):
+    """The number of a tensor was asked for, and there is none."""
+
+
+class Run(Protocol):
+    """The run in which a shape tensor came to be."""
+
+    def freed(self, index: int) -> None:
+        """Take down that nothing refers to a storage any more."""
+
+    def needs_value(self, name: str) -> ValueNeeded:
+        """Return the error that says who asked for a number."""
+
+
+class Home:
+    """What stands for the storage of shape tensors: views share it; `index` is its number in the record."""
+
+    __slots__ = ("index", "run")
+
+    def __init__(self, run: Run, index: int) -> None:
+        self.run = run
+        self.index = index
+
+    def __del__(self) -> None:
+        self.run.freed(self.index)
+
+
+class ShapeTensor(torch.Tensor):
+    """A tensor without numbers: it answers for its device, and autograd works on it, but only a shape run computes.
+
+    Outside its run, and where a number is asked for, it raises ValueNeeded.
+    """
+
+    metadata: Metadata
+    home: Home
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        raise ValueNeeded(
+            f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
+            'analyse with execution="real" if the model keeps tensors'
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"ShapeTensor({self.metadata.spec}, device={self.metadata.device})"
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        """Raise ValueNeeded."""
+        raise self.home.run.needs_value("Tensor.numpy")
+
+    def tolist(self) -> NoReturn:
+        """Raise ValueNeeded."""
+        raise self.home.run.needs_value("Tensor.tolist")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise self.home.run.needs_value("Tensor.__array__")
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without its autograd history."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, ShapeTensor):
+            raise self.home.run.needs_value("Tensor.data")
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.metadata, self.home = other.metadata, other.home
+
+
+_new = torch.Tensor._make_wrapper_subclass
+_refuse_pointer = torch._C._set_throw_on_mutable_data_ptr
+
+
+def make(metadata: Metadata, home: Home, requires_grad: bool = False) -> ShapeTensor:
+    """Return a shape tensor of some metadata that lives in a home."""
+    tensor = _new(
+        ShapeTensor,
+        metadata.shape,
+        metadata.stride,
+        0,
+        None,
+        metadata.dtype,
+        torch.strided,
+        metadata.device,
+        False,
+        requires_grad,
+    )
+    # A kernel that takes the address, and it would be 0, gets an error instead.
+    _refuse_pointer(tensor)
+    if metadata.bits:
+        torch._C._set_conj(tensor, bool(metadata.bits & 1))
+        torch._C._set_neg(tensor, bool(metadata.bits & 2))
+    tensor.metadata = metadata
+    tensor.home = home
+    return tensor

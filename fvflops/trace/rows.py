@@ -1,0 +1,52 @@
+"""Rows: a long sequence of records that are made only when somebody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class Rows(Sequence[T], Generic[T]):
+    """A sequence of records kept as plain tuples; each tuple holds the first fields of a record, the rest are defaults.
+
+    >>> from fvflops.trace import Event
+    >>> events = Rows(Event, [("op", 3), ("free", 0)])
+    >>> events[0].item, len(events), events == Rows(Event, [("op", 3, 0), ("free", 0)])
+    (3, 2, True)
+    """
+
+    __slots__ = ("_make", "_rows")
+
+    def __init__(self, make: Callable[..., T], rows: Sequence[tuple[Any, ...]]) -> None:
+        self._make = make
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[T]:
+        make = self._make
+        return (make(*row) for row in self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return Rows(self._make, self._rows[index])
+        return self._make(*self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Rows, tuple, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == yours for mine, yours in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Rows({getattr(self._make, '__name__', self._make)} × {len(self)})"
