@@ -23,7 +23,7 @@ from fvflops.capture.memo import trim_memo
 from fvflops.capture.model import canonical_names, describe_inputs, devices_of, owner_of, read_modules, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
-from fvflops.capture.rules import AssumedSizes
+from fvflops.capture.rules import ShapeRules
 from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
@@ -117,12 +117,12 @@ def _by_shapes(
     on_meta = any(home.type == "meta" for home in devices_of(model, ()))
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
-    sizes = AssumedSizes(assume)
+    rules = ShapeRules(assume, exact=may_fall_back)
     vocabulary = "composite" if loss is None else "core"
     while True:
         run = _Run(model, args, kwargs, stops_at, vocabulary, loss)
         try:
-            return run.by_shapes(impersonated, homes, sizes, exact=may_fall_back)
+            return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
             other, _ = _another_way(error)
             if vocabulary == "composite" and other == "core":
@@ -212,12 +212,10 @@ class _Run:
                 self._call(self._args, self._kwargs)
             return self._trace("real")
 
-    def by_shapes(
-        self, device: torch.device, homes: Sequence[torch.device], sizes: AssumedSizes, *, exact: bool
-    ) -> Trace:
+    def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, homes, sizes, exact=exact, nested=_shape_run_is_on())
+            mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=_shape_run_is_on())
             for tensor, origin, name in self._tensors():
                 mode.know(tensor, origin, name)
             args, kwargs = self._args, self._kwargs
@@ -230,7 +228,7 @@ class _Run:
                 self.failure = mode.failure
             if mode.failure is not None:  # the model caught it, and took another path than it would have
                 raise mode.failure[2]
-            bounds = {"bounds": ", ".join(sorted(mode.bounds))} if mode.bounds else {}
+            bounds = {"bounds": ", ".join(sorted(rules.bounds))} if rules.bounds else {}
             return self._trace("shapes", device=str(device), **bounds)
 
     def why_not(self, error: Exception) -> str:

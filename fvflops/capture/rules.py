@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+Rule = Callable[..., Any]
 
 
-class AssumedSizes:
-    """The sizes that a caller gives for ops whose result's size depends on values, by op name."""
+class ShapeRules:
+    """What a shape run does where torch's own shape rule does not serve.
 
-    def __init__(self, assume: Mapping[str, Any] | None) -> None:
+    `assume` gives sizes for ops whose result's size depends on values, by op name; `exact` forbids a rule that gives
+    an upper bound only. `bounds` are the ops for which a bound was taken.
+    """
+
+    def __init__(self, assume: Mapping[str, Any] | None = None, *, exact: bool = False) -> None:
         self.assume = dict(assume or {})
-        self.asked: frozenset[str] = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"})
+        self.exact = exact
+        self.bounds: set[str] = set()
 
-    def rule(self, name: str, error: Exception) -> Callable[..., Any]:
-        """Return the rule for an op with the assumed size, or raise the error that the op raised."""
-        raise error
+    def instead(self, name: str) -> Rule | None:
+        """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
+        return RULES.get(name)
+
+    def sized(self, name: str) -> Rule | None:
+        """Return the rule of an op whose size was given or can be bounded, or None."""
+        return None
+
+    def needs_values(self, name: str) -> bool:
+        """Return whether the op's result, or its size, depends on the numbers in its arguments."""
+        return False
 
 
-RULES: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {}
+RULES: dict[str, Rule] = {}

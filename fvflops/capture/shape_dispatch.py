@@ -14,7 +14,7 @@ from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, kno
 from fvflops.capture.metadata import Metadata, bits_of, intern
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
-from fvflops.capture.rules import RULES, AssumedSizes
+from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_tensor import Home, ShapeTensor, ValueNeeded, make
 from fvflops.capture.signature import describe, describe_result, normalise
 from fvflops.trace import Signature
@@ -35,8 +35,7 @@ class ShapeMode(TorchDispatchMode):
     """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
 
     Results of floating point have no numbers; small integer and bool tensors whose arguments are known are computed.
-    Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `exact` forbids
-    a rule that gives a bound of a size only. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
+    Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
     name.
     """
 
@@ -48,17 +47,14 @@ class ShapeMode(TorchDispatchMode):
         undo_log: UndoLog,
         device: torch.device,
         homes: Sequence[torch.device],
-        sizes: AssumedSizes,
+        rules: ShapeRules,
         *,
-        exact: bool,
         nested: bool = False,
     ) -> None:
         super().__init__()
         self.device = device
-        self.exact = exact
-        self.sizes = sizes
+        self.rules = rules
         self.failure: tuple[str, str, Exception] | None = None
-        self.bounds: set[str] = set()
         self._recorder = recorder
         self._undo_log = undo_log
         self._devices = {META: device, **dict.fromkeys(homes, device)}
@@ -263,18 +259,22 @@ class ShapeMode(TorchDispatchMode):
         inference = Inference(op.schema, tensors, metadata, self.device)
         remember = True
         try:
-            rule = RULES.get(name)
             try:
-                outcome = inference.run(func if rule is None else rule(self, func), args, kwargs)
+                outcome = inference.run(self.rules.instead(name) or func, args, kwargs)
             except Exception as error:
-                if known and tensors and not isinstance(func, torch._ops.HigherOrderOperator):
+                if known and tensors and isinstance(func, torch._ops.OpOverload):
                     outcome = Outcome(None, concrete=True)
                 elif any(item.known for item in metadata):
                     outcome, remember = inference.run(func, args, kwargs, keep_known=True), False
-                elif self._values_at_hand(tensors) and name in self.sizes.asked:
+                elif self.rules.needs_values(name) and self._values_at_hand(tensors):
                     outcome, remember = Outcome(None, concrete=True), False
                 else:
-                    outcome, remember = inference.run(self.sizes.rule(name, error), args, kwargs), False
+                    sized = self.rules.sized(name)
+                    if sized is None:
+                        if not self.rules.needs_values(name):
+                            raise
+                        raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
+                    outcome, remember = inference.run(sized, args, kwargs), False
         except Exception as error:
             self._fail(name, error)
             raise
