@@ -87,6 +87,8 @@ class ModelAnalysis:
 
     def total(self, module_name: str = "") -> int:
         """Return the count of a module, in the analysis' unit; an unknown name raises KeyError naming the nearest."""
+        if module_name == "" and self._ancestors == "owner":  # all that ran, wherever it ran
+            return self.counts().total()
         return sum(self._table_of_counts()[self.canonical_module_name(module_name)].values())
 
     def by_operator(self, module_name: str = "") -> Counter[str]:
@@ -108,14 +110,20 @@ class ModelAnalysis:
 
     def uncalled_modules(self) -> set[str]:
         """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
-        counts = self.counts()
+        self.counts()  # which warns of what is to be known
         trace = self.trace()
-        seen: set[str] = set()
-        for stack in trace.active:
-            scope = trace.scope_of(stack)
-            seen.update(scope)
-            if self._ancestors == "owner":
-                seen.update(counts.of_scope(scope, "owner"))
+        regions, stacks = trace.regions, trace.stacks
+        called = set().union(*[stacks[stack] for stack in trace.active])
+        seen = {regions[region].name for region in called if regions[region].kind == "module"}
+        if self._ancestors == "owner":
+            owners: set[str] = set()
+            for stack in trace.active:
+                scope = trace.scope_of(stack)
+                name = scope[-1] if scope else ""
+                while name not in owners:
+                    owners.add(name)
+                    name = name.rpartition(".")[0]
+            seen |= owners
         return {place.name for place in trace.modules.modules()} - seen
 
     def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:

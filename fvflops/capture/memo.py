@@ -32,10 +32,12 @@ class Outcome:
 
     `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
     tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
-    and small; its signature is then None where its result's shape depends on values.
+    and small; its signature is then None where its result's shape depends on values. `fresh` is the metadata of the
+    result where that is one new tensor, and nothing else happens. One that depends on values
+    otherwise is not `remembered`.
     """
 
-    __slots__ = ("build", "concrete", "grown", "outputs", "signature", "written")
+    __slots__ = ("build", "concrete", "fresh", "grown", "outputs", "remembered", "signature", "written")
 
     def __init__(
         self,
@@ -52,16 +54,23 @@ class Outcome:
         self.grown = grown
         self.written = written
         self.concrete = concrete
+        self.remembered = True
+        simple = build is None and len(outputs) == 1 and not grown and not written and not concrete
+        self.fresh = outputs[0].metadata if simple and outputs[0].source is None else None
 
 
 class KnownOp:
-    """What is known of one op: its schema, the outcomes met so far, and whether it can make a tensor from none."""
+    """What is known of one op: its schema, the outcomes met so far, and whether it can make a tensor from none.
 
-    __slots__ = ("factory", "outcomes", "schema")
+    `expansions` are outcomes too, of a composite op that comes down to one call of another op on the same tensors.
+    """
+
+    __slots__ = ("expansions", "factory", "outcomes", "schema")
 
     def __init__(self, func: Any) -> None:
         self.schema: OpSchema = describe_op(func)
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
+        self.expansions: dict[tuple[Any, ...], Outcome] = {}
         self.factory = "device" in self.schema.position
 
 

@@ -72,6 +72,20 @@ def metadata_of(tensor: torch.Tensor) -> Metadata:
     return intern(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits_of(tensor))
 
 
+def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
+    """Return the metadata of a parameter, a buffer or an input, or None if it is not strided."""
+    kind = type(tensor)
+    if kind is not torch.nn.Parameter and kind is not torch.Tensor:
+        lazy = torch.nn.parameter.is_lazy(tensor)
+        if lazy or tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+    if tensor.layout is not torch.strided:
+        return None
+    bits = bits_of(tensor) if tensor.is_complex() else 0
+    key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits)
+    return _INTERNED.get(key) or intern(*key)
+
+
 def bits_of(tensor: torch.Tensor) -> int:
     """Return the conjugate and negative bits of a tensor."""
     return tensor.is_conj() + 2 * tensor.is_neg()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from fvflops.capture.signature import describe, describe_tensor, tensors_of
+from fvflops.capture.metadata import Metadata, metadata_of_leaf
+from fvflops.capture.signature import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
 # Modules whose forward is one of these are never called, or run no op: nobody wonders why nothing was seen in them.
@@ -17,6 +20,7 @@ _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forw
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
     """Return the module that `torch.compile` wrapped, or the module itself."""
+    # By name: importing the class takes seconds.
     while type(module).__name__ == "OptimizedModule" and (inner := module._modules.get("_orig_mod")) is not None:
         module = inner
     return module
@@ -28,41 +32,127 @@ def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     return unwrap_compiled(owner) if isinstance(owner, nn.Module) else None
 
 
-def devices_of(model: nn.Module | Callable[..., Any], inputs: Any) -> list[torch.device]:
-    """Return the devices of the inputs' tensors and of the model's parameters and buffers, the inputs' first."""
-    devices = dict.fromkeys(tensor.device for tensor in tensors_of(inputs))
-    owner = owner_of(model)
-    if owner is not None:
-        devices.update(dict.fromkeys(tensor.device for tensor in owner.parameters()))
-        devices.update(dict.fromkeys(tensor.device for tensor in owner.buffers()))
-    return list(devices)
-
-
-def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (dotted path, module) for each place in a model, a parent before its children, shared modules again.
+def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (dotted path, module) for each place in a model, a parent before its children, shared modules again.
 
     A compiled module stands under its own name, without `_orig_mod`. A module that contains itself is not entered
     a second time.
     """
-    pending: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", unwrap_compiled(model), ())]
-    while pending:
-        path, module, above = pending.pop()
-        yield path, module
-        inside = (*above, module)
-        children = [
-            (f"{path}.{key}" if path else key, unwrap_compiled(child), inside)
-            for key, child in module._modules.items()
-            if child is not None
+    found: list[tuple[str, nn.Module]] = []
+    inside: set[int] = set()
+
+    def visit(path: str, module: nn.Module) -> None:
+        found.append((path, module))
+        children = module._modules
+        if children:
+            inside.add(id(module))
+            prefix = path + "." if path else ""
+            for key, child in children.items():
+                if child is not None:
+                    child = unwrap_compiled(child)
+                    if id(child) not in inside:
+                        visit(prefix + key, child)
+            inside.discard(id(module))
+
+    visit("", unwrap_compiled(model))
+    return found
+
+
+class HeldTensor:
+    """A tensor that exists before a run; `kind` is "parameter", "buffer" or "input".
+
+    `metadata` and `storage` are None if it is not strided.
+    """
+
+    __slots__ = ("kind", "metadata", "name", "requires_grad", "storage", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        self.tensor = tensor
+        self.metadata = metadata = metadata_of_leaf(tensor)
+        self.storage = None if metadata is None else tensor.untyped_storage()
+        self.requires_grad = tensor.requires_grad
+        self.kind = kind
+        self.name = name
+
+
+class Reading:
+    """A model as it stands: its modules and their places, what they hold, and its module tree.
+
+    `owner` is None for a plain function. `places` are (path, module) pairs, a shared module at each of its places;
+    `names` gives each module the first of its paths. `attributes` are, in the same order, each module's attributes and
+    a copy of them, and `unplain` the positions among them of values that are no numbers, texts and the like. `tensors`
+    holds a tied tensor under each of its names. A lazy module whose parameters have no shape yet raises ValueError.
+    """
+
+    __slots__ = ("attributes", "names", "owner", "places", "tensors", "tree", "unplain")
+
+    def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
+        self.owner = owner_of(model)
+        self.places = [] if self.owner is None else named_places(self.owner)
+        self.names: dict[nn.Module, str] = {}
+        self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.tensors: list[HeldTensor] = []
+        marks: list[Any] = []
+        for path, module in self.places:
+            if module in self.names:
+                marks.append((path, id(module)))
+                continue
+            self.names[module] = path
+            attributes = module.__dict__
+            before = attributes.copy()
+            self.attributes.append((attributes, before))
+            marks += (path, type(module), tuple(module._modules), next(reversed(before)), *map(id, before.values()))
+            prefix = path + "." if path else ""
+            for name, tensor in module._parameters.items():
+                if tensor is not None:
+                    self.tensors.append(HeldTensor(tensor, "parameter", prefix + name))
+            for name, tensor in module._buffers.items():
+                if tensor is not None:
+                    self.tensors.append(HeldTensor(tensor, "buffer", prefix + name))
+        if self.owner is None:
+            self.unplain: list[tuple[int, ...]] = []
+            name = getattr(model, "__qualname__", type(model).__qualname__)
+            self.tree = ModuleTree({"": ModuleInfo("", "", name)})
+            return
+        for held in self.tensors:
+            marks += (held.name, id(held.tensor), held.metadata, held.requires_grad)
+        kept = _KEPT.get(self.owner)
+        if kept is None or kept.marks != marks:
+            kept = _KEPT[self.owner] = _Kept(marks, self._read_tree(), [before for _, before in self.attributes])
+        self.tree = kept.tree
+        self.unplain = kept.unplain
+
+    def _read_tree(self) -> ModuleTree:
+        identities: dict[int, int] = {}
+        return ModuleTree(
+            {path: _read_place(path, module, self.names[module], identities) for path, module in self.places}
+        )
+
+
+class _Kept:
+    """The module tree of a model, and `marks` that are equal as long as the model has not changed.
+
+    Nothing of the model is kept alive but its plain values; so an attribute with the id of one is that one.
+    """
+
+    __slots__ = ("marks", "plain", "tree", "unplain")
+
+    def __init__(self, marks: list[Any], tree: ModuleTree, attributes: list[dict[str, Any]]) -> None:
+        self.marks = marks
+        self.tree = tree
+        self.plain = [[value for value in before.values() if is_plain(value)] for before in attributes]
+        self.unplain = [
+            tuple(index for index, value in enumerate(before.values()) if not is_plain(value)) for before in attributes
         ]
-        pending.extend(item for item in reversed(children) if not any(item[1] is outer for outer in inside))
 
 
-def canonical_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Return each module of a model with its canonical name, the first path at which it stands."""
-    names: dict[nn.Module, str] = {}
-    for path, module in named_places(model):
-        names.setdefault(module, path)
-    return names
+_KEPT: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a text or the like, or a tuple of such, which a run cannot change."""
+    return type(value) in _PLAIN or (type(value) is tuple and _PLAIN.issuperset(map(type, value)))
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
@@ -70,16 +160,7 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
 
     A lazy module whose parameters have no shape yet raises ValueError.
     """
-    owner = owner_of(model)
-    if owner is None:
-        name = getattr(model, "__qualname__", type(model).__qualname__)
-        return ModuleTree({"": ModuleInfo("", "", name)})
-    canonical: dict[nn.Module, str] = {}
-    identities: dict[int, int] = {}
-    places = {}
-    for path, module in named_places(owner):
-        places[path] = _read_place(path, module, canonical.setdefault(module, path), identities)
-    return ModuleTree(places)
+    return Reading(model).tree
 
 
 def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[int, int]) -> ModuleInfo:
@@ -90,19 +171,20 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
             _read_tensor(prefix + name, tensor, identities) for name, tensor in named.items() if tensor is not None
         )
 
+    classes, has_forward = _classes(type(module))
     return ModuleInfo(
         name=path,
         canonical=canonical,
         class_name=module._get_name(),
-        classes=tuple(_classes_with_forward(type(module))),
+        classes=classes,
         extra_repr=module.extra_repr(),
-        has_forward=_forward_of(type(module)) not in _SILENT_FORWARDS,
+        has_forward=has_forward,
         parameters=tensors(module._parameters),
         buffers=tensors(module._buffers),
         attributes={
             name: describe(value)
             for name, value in module.__dict__.items()
-            if not name.startswith("_") and _is_plain(value)
+            if not name.startswith("_") and _is_described(value)
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
     )
@@ -113,6 +195,12 @@ def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) ->
         raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
     identity = identities.setdefault(id(tensor), len(identities))
     return ParameterInfo(name, describe_tensor(tensor), identity, tensor.requires_grad)
+
+
+@lru_cache(maxsize=4096)
+def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
+    """Return the classes whose forward a module class runs, and whether its forward is one that computes."""
+    return tuple(_classes_with_forward(cls)), _forward_of(cls) not in _SILENT_FORWARDS
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:
@@ -130,7 +218,7 @@ def _forward_of(cls: type) -> Any:
     return next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_described(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(isinstance(item, (int, float, str)) for item in value)
     return isinstance(value, (bool, int, float, str)) or value is None

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
-from fvflops.capture.model import canonical_names, describe_inputs, devices_of, owner_of, read_modules, unwrap_compiled
+from fvflops.capture.model import HeldTensor, Reading, describe_inputs, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -112,15 +112,17 @@ def _by_shapes(
     loss: Loss | None,
 ) -> Trace | str:
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
-    homes = devices_of(model, (args, kwargs))
+    reading = Reading(model)
+    of_model = dict.fromkeys(held.tensor.device for held in reading.tensors)
+    homes = list(dict.fromkeys(tensor.device for tensor in tensors_of((args, kwargs))) | of_model)
     impersonated = _impersonated(device, homes)
-    on_meta = any(home.type == "meta" for home in devices_of(model, ()))
+    on_meta = any(home.type == "meta" for home in of_model)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
     rules = ShapeRules(assume, exact=may_fall_back)
     vocabulary = "composite" if loss is None else "core"
     while True:
-        run = _Run(model, args, kwargs, stops_at, vocabulary, loss)
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss)
         try:
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
@@ -146,11 +148,12 @@ def _for_real(
     stack: ExitStack,
     once: bool,
 ) -> Trace:
-    if isinstance(model, nn.Module) and _on_meta(model):
+    reading = Reading(model)
+    if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     first = "composite" if loss is None else "core"
     try:
-        return _Run(model, args, kwargs, stops_at, first, loss).for_real()
+        return _Run(model, reading, args, kwargs, stops_at, first, loss).for_real()
     except Exception as error:
         vocabulary, eager = _another_way(error)
         if once or (vocabulary == first and not eager):
@@ -158,7 +161,7 @@ def _for_real(
             raise
     if eager:
         stack.enter_context(_eager())
-    return _Run(model, args, kwargs, stops_at, vocabulary, loss).for_real()
+    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss).for_real()
 
 
 def _impersonated(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -186,6 +189,7 @@ class _Run:
     def __init__(
         self,
         model: Model,
+        reading: Reading,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stops_at: StopsAt,
@@ -198,15 +202,15 @@ class _Run:
         self._vocabulary = vocabulary
         self._loss = loss
         self._recorder = Recorder(stops_at, backward=vocabulary == "core")
-        self._modules = read_modules(model)
-        owner = owner_of(model)
-        self._names = canonical_names(owner) if owner is not None else {}
+        self._reading = reading
+        self._modules = reading.tree
         self.failure: tuple[str, str, Exception] | None = None
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
-        for tensor, origin, name in self._tensors():
-            self._recorder.know(tensor, origin, name)
+        for held in (*self._reading.tensors, *self._inputs()):
+            if held.storage is not None:
+                self._recorder.know(held)
         with self._restored() as undo_log:
             with self._watched(RecordingMode(self._recorder, undo_log)):
                 self._call(self._args, self._kwargs)
@@ -216,8 +220,8 @@ class _Run:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=_shape_run_is_on())
-            for tensor, origin, name in self._tensors():
-                mode.know(tensor, origin, name)
+            mode.know(self._reading.tensors)
+            mode.know(self._inputs())
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
                 args, kwargs = self._stand_in(mode, device)
@@ -251,16 +255,8 @@ class _Run:
             },
         )
 
-    def _tensors(self) -> Iterator[tuple[torch.Tensor, str, str]]:
-        """Yield the tensors that exist before the run, with what they are and their name."""
-        for module, path in self._names.items():
-            prefix = path + "." if path else ""
-            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        yield tensor, kind, prefix + name
-        for tensor in tensors_of((self._args, self._kwargs)):
-            yield tensor, "input", ""
+    def _inputs(self) -> list[HeldTensor]:
+        return [HeldTensor(tensor, "input", "") for tensor in tensors_of((self._args, self._kwargs))]
 
     def _stand_in(self, mode: ShapeMode, device: torch.device) -> tuple[Any, Any]:
         """Put shape tensors for the parameters and buffers on another device than the run's, and return such inputs.
@@ -276,7 +272,7 @@ class _Run:
                 twins[id(tensor)] = mode.stand_in(tensor)
             return twins[id(tensor)]
 
-        for module in self._names:
+        for module in self._reading.names:
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None:
@@ -288,7 +284,7 @@ class _Run:
     @contextmanager
     def _watched(self, mode: TorchDispatchMode) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(module_scopes(self._recorder, self._names))
+            stack.enter_context(module_scopes(self._recorder, self._reading.names))
             stack.enter_context(function_regions(self._recorder))
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
@@ -318,7 +314,7 @@ class _Run:
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._names, (self._args, self._kwargs))
+        snapshot = Snapshot(self._reading, (self._args, self._kwargs))
         undo_log = UndoLog()
         try:
             yield undo_log
@@ -340,9 +336,8 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _on_meta(model: nn.Module) -> bool:
-    devices = {parameter.device.type for parameter in model.parameters()}
-    return devices == {"meta"}
+def _on_meta(reading: Reading) -> bool:
+    return {held.tensor.device.type for held in reading.tensors if held.kind == "parameter"} == {"meta"}
 
 
 def _another_way(error: Exception) -> tuple[str, bool]:

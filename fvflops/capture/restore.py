@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import is_
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.capture.model import HeldTensor, Reading
 from fvflops.capture.signature import OpSchema, tensors_of
 
 # Ops whose schema says that they write nothing, though in training they update their running statistics.
@@ -32,6 +36,11 @@ _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType)
 Undo = Callable[[], None]
 # A tensor, an alias of its elements, whether it required a gradient, and its gradient.
 _TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
+# The attributes that every module begins with: a flag, its parameters, its buffers, ten and more mappings for hooks,
+# and its modules.
+_FIRST = tuple(vars(nn.Module()))
+_MODULES = len(_FIRST) - 1
+_HOOKS = slice(3, _MODULES)
 
 
 class UndoLog:
@@ -81,33 +90,56 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
 
 
 class Snapshot:
-    """What modules, inputs, random generators and torch's settings looked like before a run.
+    """What a model, its inputs, random generators and torch's settings looked like before a run.
 
     Of each module the attributes are noted, hooks included, and the plain containers in them; of the inputs also the
     attributes of objects, such as a cache that the caller passed in. Values are compared by identity.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], inputs: Any) -> None:
+    def __init__(self, reading: Reading, inputs: Any) -> None:
         self._containers: list[tuple[Any, Any]] = []
+        self._mappings = list(reading.attributes)
+        self._empty: list[Any] = []
+        self._held = reading.tensors
         self._tensors: list[_TensorState] = []
         self._seen: set[int] = set()
         with _disable_current_modes():
-            for module in modules:
-                self._containers.append((module.__dict__, list(module.__dict__.items())))
-                self._watch(module.__dict__.values(), objects=False)
-                for tensor in (*module._parameters.values(), *module._buffers.values()):
-                    if tensor is not None:
-                        self._tensors.append(_note_tensor(tensor))
+            for (_, before), unplain in zip(reading.attributes, reading.unplain, strict=True):
+                self._note_containers(before, unplain)
+            self._grads = [held.tensor.grad if held.tensor.is_leaf else None for held in reading.tensors]
+            self._offsets = [
+                0 if held.storage is None else held.tensor.storage_offset() for held in reading.tensors
+            ]
             self._watch([inputs], objects=True)
             self._settings = list(_watch_settings())
+
+    def _note_containers(self, attributes: dict[str, Any], unplain: tuple[int, ...]) -> None:
+        values = list(attributes.values())
+        # Every module begins with the same attributes, and most of its mappings of hooks are empty.
+        if len(values) > _MODULES and values[_MODULES] is attributes["_modules"] and not any(values[_HOOKS]):
+            self._empty += values[_HOOKS]
+            for held in (attributes["_parameters"], attributes["_buffers"], values[_MODULES]):
+                if not isinstance(held, dict):
+                    continue  # a ScriptModule's, which cannot change
+                if held:
+                    self._mappings.append((held, held.copy()))
+                else:
+                    self._empty.append(held)
+            unplain = unplain[bisect_right(unplain, _MODULES) :]
+        for position in unplain:
+            if not isinstance(values[position], _OPAQUE):
+                self._watch([values[position]], objects=False)
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
         problems: list[Exception] = []
-        kinds: tuple[tuple[Callable[[Any], None], Sequence[Any]], ...] = (
+        kinds: tuple[tuple[Callable[[Any], None], Iterable[Any]], ...] = (
             (_restore_setting, self._settings),
+            (_restore_held, self._changed_tensors()),
             (_restore_tensor, self._tensors),
+            (_restore_mapping, self._changed_mappings()),
             (_restore_container, self._containers),
+            (_restore_empty, filter(None, self._empty)),
         )
         with _disable_current_modes():
             for restore, states in kinds:
@@ -118,6 +150,28 @@ class Snapshot:
                         problems.append(error)
         if problems:
             raise problems[0]
+
+    def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
+        """Return the mappings if any of them differs: nearly always none does, and one pass over all tells that."""
+        now = [mapping for mapping, _ in self._mappings]
+        before = [copy for _, copy in self._mappings]
+        unchanged = (
+            list(map(len, now)) == list(map(len, before))
+            and all(map(is_, _values(now), _values(before)))
+            # With the same objects in the same order, a key can differ only if the last one does.
+            and all(map(is_, _last_keys(now), _last_keys(before)))
+        )
+        return () if unchanged else self._mappings
+
+    def _changed_tensors(self) -> Iterator[tuple[HeldTensor, int, torch.Tensor | None]]:
+        for held, offset, grad in zip(self._held, self._offsets, self._grads, strict=True):
+            tensor = held.tensor
+            if (
+                (held.storage is not None and not _is_at(tensor, held, offset))
+                or tensor.requires_grad != held.requires_grad
+                or (tensor.is_leaf and tensor.grad is not grad)
+            ):
+                yield held, offset, grad
 
     def _watch(self, values: Iterable[Any], *, objects: bool) -> None:
         """Note each container that can be reached through containers, and through objects if asked."""
@@ -147,19 +201,39 @@ class Snapshot:
                 pending.extend(item.__dict__.values())
 
 
+def _values(mappings: list[dict[Any, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, mappings))
+
+
+def _last_keys(mappings: list[dict[Any, Any]]) -> Iterator[Any]:
+    return map(next, map(reversed, filter(None, mappings)))
+
+
+def _restore_mapping(state: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
+    mapping, before = state
+    if list(mapping) != list(before) or not all(map(is_, mapping.values(), before.values())):
+        _refill(mapping, before)
+
+
+def _refill(mapping: dict[Any, Any], before: Any) -> None:
+    # An immutable mapping refuses its own methods, an ordered one needs them.
+    kind = OrderedDict if isinstance(mapping, OrderedDict) else dict
+    kind.clear(mapping)
+    kind.update(mapping, before)
+
+
+def _restore_empty(container: Any) -> None:
+    container.clear()
+
+
 def _restore_container(state: tuple[Any, Any]) -> None:
     container, before = state
     if isinstance(container, dict):
-        if not before and not container:
-            return  # most are: a module has some ten mappings for hooks alone
         if len(container) != len(before) or any(
             key is not old_key or value is not old
             for (key, value), (old_key, old) in zip(container.items(), before, strict=True)
         ):
-            # An immutable mapping refuses its own methods, an ordered one needs them.
-            kind = OrderedDict if isinstance(container, OrderedDict) else dict
-            kind.clear(container)
-            kind.update(container, before)
+            _refill(container, before)
     elif isinstance(container, set):
         if container != before:
             container.clear()
@@ -182,6 +256,14 @@ def _restore_tensor(state: _TensorState) -> None:
     tensor, alias, requires_grad, grad = state
     if alias is not None and _place(tensor) != _place(alias):
         tensor.data = alias
+    _restore_gradient(tensor, requires_grad, grad)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
     if tensor.is_leaf:
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
@@ -193,8 +275,24 @@ def _restore_setting(undo: Undo) -> None:
     undo()
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+def _is_at(tensor: torch.Tensor, held: HeldTensor, offset: int) -> bool:
+    """Return whether a tensor still stands for the same elements of the same storage."""
+    metadata = held.metadata
+    return (
+        tensor.untyped_storage()._cdata == held.storage._cdata
+        and tensor.shape == metadata.shape
+        and tensor.stride() == metadata.stride
+        and tensor.storage_offset() == offset
+    )
+
+
+def _restore_held(state: tuple[HeldTensor, int, torch.Tensor | None]) -> None:
+    held, offset, grad = state
+    tensor, metadata = held.tensor, held.metadata
+    if held.storage is not None and not _is_at(tensor, held, offset):
+        alias = torch.empty(0, dtype=metadata.dtype, device=metadata.device)
+        tensor.data = alias.set_(held.storage, offset, metadata.shape, metadata.stride)
+    _restore_gradient(tensor, held.requires_grad, grad)
 
 
 def _watch_settings() -> Iterator[Undo]:

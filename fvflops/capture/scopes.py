@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -38,16 +39,14 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
     scopes = _Scopes(recorder, names)
     handles: list[Any] = [
         register_module_forward_pre_hook(scopes.push),
-        register_module_forward_hook(scopes.pop_global, with_kwargs=True, always_call=True),
+        register_module_forward_hook(scopes.pop, with_kwargs=True, always_call=True),
     ]
     try:
         for module in names:
             if module._forward_hooks:
-                scopes.late.add(module)
                 # On nn.Module itself, because a ScriptModule refuses the method and yet runs the hook.
-                handles.append(
-                    nn.Module.register_forward_hook(module, scopes.pop, with_kwargs=True, always_call=True)
-                )
+                late = scopes.pop_late(module)
+                handles.append(nn.Module.register_forward_hook(module, late, with_kwargs=True, always_call=True))
         yield
     finally:
         for handle in handles:
@@ -58,17 +57,15 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
 
 
 class _Scopes:
-    """The modules that are being called, outermost first, and what to do when one is called or returns."""
+    """What to do when a module is called and when it returns."""
 
     def __init__(self, recorder: Recorder, names: Mapping[nn.Module, str]) -> None:
         self.modes: list[_Unfused] = []
-        self.late: set[nn.Module] = set()
         self._recorder = recorder
-        self._calls: list[tuple[nn.Module, int, BaseException | None]] = []
-        scripts = {name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
-        self._unseen = {
-            module: _unseen_ops(module) for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)
-        }
+        self._thread = recorder.thread
+        self._late: set[nn.Module] = set()
+        scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
+        self._unseen = {module: _unseen_ops(module) for module in scripts.values()}
         self._regions = {
             module: recorder.region("module", name)
             for module, name in names.items()
@@ -76,36 +73,42 @@ class _Scopes:
         }
 
     def push(self, module: nn.Module, args: Any) -> None:
+        """Take what torch gives a global hook before a call."""
         region = self._regions.get(module)
-        if region is not None and self._recorder.own_thread():
-            self._calls.append((module, self._recorder.enter(region, args), sys.exc_info()[1]))
+        if region is not None and get_ident() == self._thread:
+            self._recorder.enter(region, args, module)
             if isinstance(module, _FUSED):
                 self.modes.append(_Unfused())
                 self.modes[-1].__enter__()
 
-    def pop_global(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if module not in self.late:
-            self.pop(module, args, *rest)
-
     def pop(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """Take keyword arguments and result, or the result alone where torch calls the hook for an exception."""
-        if not self._recorder.own_thread():
+        """Take what torch gives a global hook: keyword arguments and result, or for an exception the result alone."""
+        if get_ident() == self._thread and (not self._late or module not in self._late):
+            kwargs, result = rest if len(rest) == 2 else (None, None)
+            self._pop(module, kwargs, result, sys.exc_info()[1] if len(rest) == 1 else None)
+
+    def pop_late(self, module: nn.Module) -> Callable[..., None]:
+        """Return the hook that pops a module after its own hooks have run."""
+        self._late.add(module)
+        outer_error = sys.exc_info()[1]
+
+        def pop(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            if get_ident() == self._thread:
+                error = sys.exc_info()[1]
+                self._pop(module, kwargs, result, None if error is outer_error else error)
+
+        return pop
+
+    def _pop(self, module: nn.Module, kwargs: Any, result: Any, error: BaseException | None) -> None:
+        token = self._recorder.token_of(module)
+        if token < 0:
             return
-        position = len(self._calls) - 1
-        while position >= 0 and self._calls[position][0] is not module:
-            position -= 1
-        if position < 0:
-            return
-        _, token, outer_error = self._calls[position]
-        del self._calls[position:]
-        if isinstance(module, _FUSED):
+        if self.modes and isinstance(module, _FUSED):
             self.modes.pop().__exit__(None, None, None)
-        if module in self._unseen:
-            for op in self._unseen[module]:
+        if self._unseen:
+            for op in self._unseen.get(module, ()):
                 self._recorder.call_unseen(op)
-        error = sys.exc_info()[1]
-        kwargs = rest[0] if len(rest) == 2 else None
-        self._recorder.leave(token, rest[-1], None if error is outer_error else error, kwargs)
+        self._recorder.leave(token, result, error, kwargs)
 
 
 def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from fvflops.capture.dispatch import is_fake
 from fvflops.capture.infer import META, Inference, substitute
 from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
-from fvflops.capture.metadata import Metadata, bits_of, intern
+from fvflops.capture.metadata import Metadata, intern, metadata_of
+from fvflops.capture.model import HeldTensor
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
-from fvflops.capture.shape_tensor import Home, ShapeTensor, ValueNeeded, make
+from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
 from fvflops.capture.signature import describe, describe_result, normalise
 from fvflops.trace import Signature
 
@@ -26,8 +28,11 @@ _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memor
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
 
+_INTS = {int}
 _OURS = (ShapeTensor,)
 
+# An op's outcomes, what is known of it, what to do instead of looking there, and the op.
+_Plan = tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None, Any]
 _Seen = tuple[torch.Tensor, Metadata, int]
 
 
@@ -58,9 +63,14 @@ class ShapeMode(TorchDispatchMode):
         self._recorder = recorder
         self._undo_log = undo_log
         self._devices = {META: device, **dict.fromkeys(homes, device)}
-        self._plans: dict[Any, tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None]] = {}
+        self._plans: dict[int, _Plan] = {}
         self._seen: dict[int, _Seen] = {}
         self._lost: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self.freed = recorder.freed
+        # The ops seen inside the composite op that is being looked into, and the storages they read and write.
+        self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
+        self._mine: dict[Metadata, Metadata] = {}
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
 
@@ -69,23 +79,31 @@ class ShapeMode(TorchDispatchMode):
         # See RecordingMode.
         return False
 
-    def know(self, tensor: torch.Tensor, origin: str, name: str) -> None:
-        """Name the storage of a tensor that exists before the run, and throughout it."""
-        self._recorder.know(tensor, origin, name)
-        if tensor.layout is torch.strided and id(tensor) not in self._seen:
-            self._seen[id(tensor)] = self._look(tensor)
+    def know(self, tensors: Iterable[HeldTensor]) -> None:
+        """Name the storages of tensors that exist before the run, and throughout it."""
+        seen, mine, know = self._seen, self._mine, self._recorder.know
+        for held in tensors:
+            metadata = held.metadata
+            if metadata is not None:
+                seen[id(held.tensor)] = held.tensor, mine.get(metadata) or self._adapt(metadata), know(held)
+
+    def _adapt(self, metadata: Metadata) -> Metadata:
+        """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
+        known = (
+            metadata.dtype in _WHOLE and metadata.device.type != "meta" and math.prod(metadata.shape) <= CONCRETE_LIMIT
+        )
+        device = self._devices.get(metadata.device, metadata.device)
+        adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits)
+        self._mine[metadata] = adapted
+        return adapted
 
     def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
         """Return a shape tensor for a tensor that exists before the run: a leaf that wants a gradient where it does."""
         _, metadata, index = self._seen.get(id(tensor)) or self._look(tensor)
-        twin = make(metadata, Home(self, index), tensor.requires_grad)
+        twin = make(metadata, Place(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             twin._is_param = True  # type: ignore[attr-defined]
         return twin
-
-    def freed(self, index: int) -> None:
-        """Take down that nothing refers to a storage any more."""
-        self._recorder.freed(index)
 
     def needs_value(self, name: str) -> ValueNeeded:
         """Return the error of an op that asks for a number which is not there."""
@@ -100,16 +118,15 @@ class ShapeMode(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        plan = self._plans.get(func)
+        plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
-        outcomes, op, special = plan
+        outcomes, op, special, _ = plan
         if types != _OURS and (_is_foreign(types) or is_fake(types)):
             return NotImplemented if _is_foreign(types) else func(*args, **(kwargs or {}))
-        if special is not None:
-            return special(self, func, args, kwargs or {})
         if self._nested:
             args, kwargs = substitute((tuple(args), dict(kwargs or {})), self._adopt, lambda device: device)
+        known = self._seen
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
         reads: list[int] = []
@@ -121,6 +138,14 @@ class ShapeMode(TorchDispatchMode):
                 reads.append(value.home.index)
             elif kind in _PLAIN:
                 key.append(value)
+            elif kind is bool:
+                key.append(_TRUE if value else _FALSE)
+            elif kind is list and {*map(type, value)} == _INTS:
+                key.append(tuple(value))
+            elif (seen := known.get(id(value))) is not None:
+                key.append(seen[1])
+                tensors.append(value)
+                reads.append(seen[2])
             else:
                 key.append(self._key(value, tensors, reads))
         if kwargs:
@@ -131,7 +156,15 @@ class ShapeMode(TorchDispatchMode):
             key.append(self.device)
         outcome = outcomes.get(tuple(key))
         if outcome is None:
+            if special is not None:
+                return special(self, func, op, args, kwargs or {}, reads, tuple(key))
             outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
+        fresh = outcome.fresh
+        if fresh is not None:
+            index = self._new_storage(fresh)
+            result: Any = make(fresh, Home(self, index))
+            self._note(outcome, reads, (index,))
+            return result
         if outcome.concrete:
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         if outcome.written:
@@ -144,7 +177,7 @@ class ShapeMode(TorchDispatchMode):
             if metadata is None:
                 results.append(value)
             elif source is None:
-                index = self._recorder.new_storage(metadata.nbytes, metadata.spec.device)
+                index = self._new_storage(metadata)
                 writes.append(index)
                 results.append(make(metadata, Home(self, index)))
             else:
@@ -159,27 +192,65 @@ class ShapeMode(TorchDispatchMode):
                     real = func(*args, **(kwargs or {}))
                     self._note(outcome, reads, writes)
                     return real
+        result = results[0] if outcome.build is None else outcome.build(results)
         self._note(outcome, reads, writes)
-        return results[0] if outcome.build is None else outcome.build(results)
+        return result
 
-    def _note(self, outcome: Outcome, reads: list[int], writes: list[int]) -> None:
-        assert outcome.signature is not None
+    def _new_storage(self, metadata: Metadata) -> int:
+        storages = self._recorder.storages
+        storages.append((metadata.nbytes, metadata.spec.device, "op"))
+        return len(storages) - 1
+
+    def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self._recorder
-        recorder.add(recorder.number(outcome.signature), tuple(reads), tuple(writes))
+        signature = outcome.signature
+        number = self._numbers.get(id(signature))
+        if number is None:
+            assert signature is not None
+            number = self._numbers[id(signature)] = recorder.number(signature)
+        if recorder.backward:
+            recorder.add(number, tuple(reads), tuple(writes))
+        else:
+            recorder.events.append(("op", number, recorder.stack, "forward", 0, tuple(reads), tuple(writes)))
+        if self._inside is not None:
+            self._inside.append((outcome, reads, writes))
 
-    def _plan(self, func: Any) -> tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None]:
+    def _plan(self, func: Any) -> _Plan:
         op = known_op(func)
-        special: Callable[..., Any] | None = None
+        plan: _Plan = op.outcomes, op, None, func
         if op.schema.composite and op.schema.name not in self._recorder.stops_at:
-            special = ShapeMode._decompose
-        plan = self._plans[func] = op.outcomes, op, special
+            self._recorder.decompose(op.schema.name)
+            plan = op.expansions, op, ShapeMode._decompose, func
+        self._plans[id(func)] = plan
         return plan
 
-    def _decompose(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._recorder.decompose(known_op(func).schema.name)
+    def _decompose(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reads: list[int],
+        key: tuple[Any, ...],
+    ) -> Any:
+        """Look into a composite op; if that comes down to one new tensor of one op, remember that."""
+        self._recorder.decompose(op.schema.name)
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self._real_device)
-        with self:
-            return func.decompose(*args, **kwargs)
+        outer, self._inside = self._inside, []
+        try:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            inside = self._inside
+        finally:
+            self._inside = outer
+            if outer is not None:
+                outer += inside
+        if len(inside) == 1:
+            outcome, inner_reads, writes = inside[0]
+            same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
+            if same and outcome.fresh is not None and outcome.remembered:
+                op.expansions[key] = outcome
+        return result
 
     def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor inside a composite op, which may look at devices."""
@@ -193,7 +264,7 @@ class ShapeMode(TorchDispatchMode):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self._recorder.new_storage(metadata.nbytes, metadata.spec.device))
+            home = Home(self, self._new_storage(metadata))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -212,7 +283,7 @@ class ShapeMode(TorchDispatchMode):
         if kind is bool:
             return _TRUE if value else _FALSE
         if kind is float:
-            return ("float", value if value == value else "nan")
+            return (value,) if value == value else "nan"  # 1.0 and 1 are equal as keys, and not to an op
         if kind is torch.device:
             return self._devices.get(value, value)
         if isinstance(value, (list, tuple)):
@@ -232,15 +303,10 @@ class ShapeMode(TorchDispatchMode):
             error = NotImplementedError(f"a tensor of layout {tensor.layout} has no shape rules here")
             self._fail("", error)
             raise error
-        numel = tensor.numel()
-        known = (
-            tensor.dtype in _WHOLE
-            and numel <= CONCRETE_LIMIT
-            and tensor.device.type != "meta"
-            and not (self._lost and tensor.untyped_storage()._cdata in self._lost)
-        )
-        device = self._devices.get(tensor.device, tensor.device)
-        metadata = intern(tensor.shape, tensor.stride(), tensor.dtype, device, known, bits_of(tensor))
+        real = metadata_of(tensor)
+        metadata = self._mine.get(real) or self._adapt(real)
+        if metadata.known and self._lost and tensor.untyped_storage()._cdata in self._lost:
+            metadata = _unknown(metadata)
         return tensor, metadata, self._recorder.storage_of(tensor, "op")
 
     def _learn(
@@ -285,6 +351,7 @@ class ShapeMode(TorchDispatchMode):
             )
         if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
             outcome.signature = self._signature(op, args, kwargs, outcome.outputs, outcome.build)
+        outcome.remembered = remember
         if remember:
             op.outcomes[key] = outcome
         return outcome
@@ -356,6 +423,8 @@ class ShapeMode(TorchDispatchMode):
             signature = self._signature(op, args, kwargs, outputs, build)
         writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         self._recorder.add(self._recorder.number(signature), tuple(reads), tuple(writes))
+        if self._inside is not None:
+            self._inside.append((outcome, reads, writes))
         return result
 
     def _lose(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
@@ -368,8 +437,7 @@ class ShapeMode(TorchDispatchMode):
                     self._lost.add(storage)
                     for key, (seen, metadata, number) in list(self._seen.items()):
                         if metadata.known and seen.untyped_storage()._cdata == storage:
-                            lost = intern(*(getattr(metadata, part) for part in _PARTS), False, metadata.bits)
-                            self._seen[key] = seen, lost, number
+                            self._seen[key] = seen, _unknown(metadata), number
 
     def _grow(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor, metadata: Metadata
@@ -386,7 +454,8 @@ class ShapeMode(TorchDispatchMode):
             self.failure = name, self._recorder.where(), error
 
 
-_PARTS = ("shape", "stride", "dtype", "device")
+def _unknown(metadata: Metadata) -> Metadata:
+    return intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, False, metadata.bits)
 
 
 def _is_foreign(types: Sequence[type]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -17,14 +17,13 @@ class ValueNeeded(RuntimeError):
 class Run(Protocol):
     """The run in which a shape tensor came to be."""
 
-    def freed(self, index: int) -> None:
-        """Take down that nothing refers to a storage any more."""
+    freed: Callable[[int], None]  # takes down that nothing refers to a storage any more
 
     def needs_value(self, name: str) -> ValueNeeded:
         """Return the error that says who asked for a number."""
 
 
-class Home:
+class Place:
     """What stands for the storage of shape tensors: views share it; `index` is its number in the record."""
 
     __slots__ = ("index", "run")
@@ -32,6 +31,12 @@ class Home:
     def __init__(self, run: Run, index: int) -> None:
         self.run = run
         self.index = index
+
+
+class Home(Place):
+    """A place that the run made, whose end is taken down."""
+
+    __slots__ = ()
 
     def __del__(self) -> None:
         self.run.freed(self.index)
@@ -44,7 +49,7 @@ class ShapeTensor(torch.Tensor):
     """
 
     metadata: Metadata
-    home: Home
+    home: Place
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -88,7 +93,7 @@ _new = torch.Tensor._make_wrapper_subclass
 _refuse_pointer = torch._C._set_throw_on_mutable_data_ptr
 
 
-def make(metadata: Metadata, home: Home, requires_grad: bool = False) -> ShapeTensor:
+def make(metadata: Metadata, home: Place, requires_grad: bool = False) -> ShapeTensor:
     """Return a shape tensor of some metadata that lives in a home."""
     tensor = _new(
         ShapeTensor,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fvflops.trace import (
     Counts,
@@ -21,8 +19,7 @@ from fvflops.trace import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(NamedTuple):
     """What one call comes to under one label, in the metric's unit; `macs` and `flops` are a flop count's parts."""
 
     label: str
@@ -39,6 +36,10 @@ class Pricer(Protocol):
     def stops_at(self) -> StopsAt:
         """The composite ops that it has something to say about."""
 
+    @property
+    def prices_modules(self) -> bool:
+        """Whether it has something to say about any module."""
+
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what one call of an op comes to; an op of several labels gives several amounts."""
 
@@ -53,31 +54,42 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
 
     A region that the pricer prices covers all that ran inside it; the outermost such region wins.
     """
-    region_amounts = [_price_region(trace, pricer, signature) for signature in trace.region_signatures]
-    covering = {
-        signature.region
-        for signature, amounts in zip(trace.region_signatures, region_amounts, strict=True)
-        if amounts is not None
+    region_amounts = {
+        index: amounts
+        for index, signature in enumerate(trace.region_signatures if _looks_at_regions(trace, pricer) else ())
+        if (amounts := _price_region(trace, pricer, signature)) is not None
     }
-    covered = [any(region in covering for region in stack) for stack in trace.stacks]
+    covering = {trace.region_signatures[index].region for index in region_amounts}
+    covered = {
+        index for index, stack in enumerate(trace.stacks) if covering and any(region in covering for region in stack)
+    }
+    scopes: dict[int, tuple[str, ...]] = {}
+    prices: dict[int, tuple[tuple[Amount, ...], str, int]] = {}
     entries: list[Entry] = []
-    amounts_of: dict[int, tuple[Amount, ...]] = {}
     for (index, stack, phase), calls in trace.calls.items():
-        if covered[stack]:
+        if stack in covered:
             continue
-        op = trace.signatures[index]
-        if index not in amounts_of:
-            amounts_of[index] = pricer.price_op(op)
-        entries.extend(_entries(amounts_of[index], trace.scope_of(stack), phase, op.packet, calls, op.outputs))
+        scope = scopes.get(stack)
+        if scope is None:
+            scope = scopes[stack] = trace.scope_of(stack)
+        price = prices.get(index)
+        if price is None:
+            op = trace.signatures[index]
+            price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs)
+        _add(entries, price, scope, phase, calls)
     for (index, stack, phase), calls in trace.region_calls.items():
-        signature = trace.region_signatures[index]
-        amounts = region_amounts[index]
-        if covered[stack] or amounts is None:
+        if index not in region_amounts or stack in covered:
             continue
+        signature = trace.region_signatures[index]
         region = trace.regions[signature.region]
         scope = trace.scope_of(stack) + ((region.name,) if region.kind == "module" else ())
-        entries.extend(_entries(amounts, scope, phase, _region_op(trace, region), calls, signature.outputs))
+        price = region_amounts[index], _region_op(trace, region), _elements(signature.outputs)
+        _add(entries, price, scope, phase, calls)
     return Counts(metric, trace.modules, tuple(entries))
+
+
+def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:
+    return pricer.prices_modules or any(region.kind == "function" for region in trace.regions)
 
 
 def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> tuple[Amount, ...] | None:
@@ -94,26 +106,24 @@ def _region_op(trace: Trace, region: Region) -> str:
     return place.classes[0] if place.classes else place.class_name
 
 
-def _entries(
-    amounts: Iterable[Amount],
+def _elements(outputs: tuple[Value, ...]) -> int:
+    return sum(spec.numel for spec in tensors_in(outputs))
+
+
+def _add(
+    entries: list[Entry],
+    price: tuple[tuple[Amount, ...], str, int],
     scope: tuple[str, ...],
     phase: str,
-    op: str,
     calls: int,
-    outputs: tuple[Value, ...],
-) -> Iterable[Entry]:
-    elements = sum(spec.numel for spec in tensors_in(outputs))
-    for position, amount in enumerate(amounts):
-        first = position == 0
-        yield Entry(
-            scope=scope,
-            phase=phase,
-            op=op,
-            label=amount.label,
-            status=amount.status,
-            calls=calls if first else 0,
-            value=amount.value * calls,
-            macs=amount.macs * calls,
-            flops=amount.flops * calls,
-            elements=elements * calls if first else 0,
+) -> None:
+    """Append the entries of a signature's calls; of several amounts the first stands for the calls themselves."""
+    amounts, op, elements = price
+    seen = calls
+    for label, status, value, macs, flops in amounts:
+        entries.append(
+            Entry(
+                scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen
+            )
         )
+        seen = 0

@@ -32,6 +32,11 @@ class HandlePricer:
         """The composite ops that a handle or the inner pricer has something to say about."""
         return self._inner.stops_at.including(self._handles)
 
+    @property
+    def prices_modules(self) -> bool:
+        """Whether the inner pricer has something to say about a module; a handle has not."""
+        return self._inner.prices_modules
+
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what the handle says of one call, or what the inner pricer says."""
         for name in (signature.op, signature.packet, _traced_name(signature.packet)):

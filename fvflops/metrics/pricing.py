@@ -24,6 +24,11 @@ class TablePricer:
         """The composite ops that the table has a row for."""
         return self._table.stops_at
 
+    @property
+    def prices_modules(self) -> bool:
+        """Whether the table has a row for a module class."""
+        return bool(self._table.modules)
+
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what one call of an op comes to."""
         return (self._amount(self._table.price(signature)),)
@@ -59,6 +64,11 @@ class FreePricer:
     def stops_at(self) -> StopsAt:
         """The composite ops that the table has a row for."""
         return self._table.stops_at
+
+    @property
+    def prices_modules(self) -> bool:
+        """False: a module is looked into."""
+        return False
 
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return an amount of zero, free or unknown."""

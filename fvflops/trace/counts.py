@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from fvflops.trace.modules import ModuleTree
 
@@ -23,8 +24,7 @@ class Status(str, Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """All calls of one signature in one scope and phase, under one label.
 
     `scope` holds the names of the modules it ran under, root first. `value` is what the metric counts, for all calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -112,11 +112,11 @@ class Trace:
     regions: tuple[Region, ...]
     stacks: tuple[tuple[int, ...], ...]
     signatures: tuple[Signature, ...]
-    region_signatures: tuple[RegionSignature, ...]
+    region_signatures: Sequence[RegionSignature]
     calls: Mapping[tuple[int, int, str], int]
     region_calls: Mapping[tuple[int, int, str], int]
-    events: tuple[Event, ...] | None = None
-    storages: tuple[Storage, ...] = ()
+    events: Sequence[Event] | None = None
+    storages: Sequence[Storage] = ()
     stops_at: StopsAt = StopsAt()
     decomposed: frozenset[str] = frozenset()
     active: frozenset[int] = frozenset()
@@ -125,7 +125,8 @@ class Trace:
 
     def scope_of(self, stack: int) -> tuple[str, ...]:
         """Return the names of the modules in a stack, root first; its last is the owner of what ran there."""
-        return tuple(self.regions[index].name for index in self.stacks[stack] if self.regions[index].kind == "module")
+        regions = self.regions
+        return tuple([regions[index].name for index in self.stacks[stack] if regions[index].kind == "module"])
 
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""
@@ -232,7 +233,7 @@ def _classes(trace: Trace) -> dict[str, str]:
     return {name: place.class_name for name, place in trace.modules.places.items()}
 
 
-def _columns(events: tuple[Event, ...]) -> dict[str, Any]:
+def _columns(events: Sequence[Event]) -> dict[str, Any]:
     columns: dict[str, Any] = {"length": len(events)}
     for index, name in enumerate(Event._fields):
         column = [event[index] for event in events]
