@@ -101,7 +101,7 @@ class Reading:
             attributes = module.__dict__
             before = attributes.copy()
             self.attributes.append((attributes, before))
-            marks += (path, type(module), tuple(module._modules), next(reversed(before)), *map(id, before.values()))
+            marks += (path, type(module), tuple(module._modules.keys()), next(reversed(before)), *map(id, before.values()))
             prefix = path + "." if path else ""
             for name, tensor in module._parameters.items():
                 if tensor is not None:
