@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -58,69 +60,54 @@ def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-class HeldTensor:
-    """A tensor that exists before a run; `kind` is "parameter", "buffer" or "input".
-
-    `metadata` and `storage` are None if it is not strided.
-    """
-
-    __slots__ = ("kind", "metadata", "name", "requires_grad", "storage", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, kind: str, name: str) -> None:
-        self.tensor = tensor
-        self.metadata = metadata = metadata_of_leaf(tensor)
-        self.storage = None if metadata is None else tensor.untyped_storage()
-        self.requires_grad = tensor.requires_grad
-        self.kind = kind
-        self.name = name
-
-
 class Reading:
-    """A model as it stands: its modules and their places, what they hold, and its module tree.
+    """A model as it stands before a run: its modules, what they hold, and its module tree.
 
     `owner` is None for a plain function. `places` are (path, module) pairs, a shared module at each of its places;
-    `names` gives each module the first of its paths. `attributes` are, in the same order, each module's attributes and
-    a copy of them, and `unplain` the positions among them of values that are no numbers, texts and the like. `tensors`
-    holds a tied tensor under each of its names. A lazy module whose parameters have no shape yet raises ValueError.
+    `names` gives each module the first of its paths. `mappings` are the modules' attributes, parameters, buffers and
+    children, each with a copy of it; `empty` those of their containers for hooks that are empty, `others` values that
+    are neither and no numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied
+    one under its first name, and what is to be known of them stands in `metadata`, `storages`, `offsets`,
+    `requires_grad` and `labels` ("parameter" or "buffer", name) in the same order; `odd` are those that are not
+    strided. A lazy module whose parameters have no shape yet raises ValueError.
     """
-
-    __slots__ = ("attributes", "names", "owner", "places", "tensors", "tree", "unplain")
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
         self.places = [] if self.owner is None else named_places(self.owner)
         self.names: dict[nn.Module, str] = {}
-        self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.tensors: list[HeldTensor] = []
-        marks: list[Any] = []
         for path, module in self.places:
-            if module in self.names:
-                marks.append((path, id(module)))
-                continue
-            self.names[module] = path
-            attributes = module.__dict__
-            before = attributes.copy()
-            self.attributes.append((attributes, before))
-            marks += (path, type(module), tuple(module._modules.keys()), next(reversed(before)), *map(id, before.values()))
-            prefix = path + "." if path else ""
-            for name, tensor in module._parameters.items():
-                if tensor is not None:
-                    self.tensors.append(HeldTensor(tensor, "parameter", prefix + name))
-            for name, tensor in module._buffers.items():
-                if tensor is not None:
-                    self.tensors.append(HeldTensor(tensor, "buffer", prefix + name))
+            self.names.setdefault(module, path)
+        attributes = [module.__dict__ for module in self.names]
+        self.mappings = [(now, now.copy()) for now in attributes]
+        self.odd: list[torch.Tensor] = []
+        values = list(chain.from_iterable([before.values() for _, before in self.mappings]))
+        layout = None if self.owner is None else _LAYOUTS.get(self.owner)
+        if layout is None or not layout.fits(self.places, self.mappings, values):
+            layout = _Layout(self.places, self.names, self.mappings, values)
+        inner = [values[position] for position in layout.mappings]
+        self.mappings += [(now, now.copy()) for now in inner]
+        self.empty = [values[position] for position in layout.empty]
+        self.others = [values[position] for position in layout.others]
+        held = list(chain.from_iterable([now.values() for now in inner]))
+        if not layout.fits_tensors(inner, held):
+            layout.learn_tensors(self.places, self.names, inner, held)
+        self.tensors: list[torch.Tensor] = [held[position] for position in layout.tensors]
+        self.labels = layout.labels
+        self.metadata = [metadata_of_leaf(tensor) for tensor in self.tensors]
+        self.requires_grad = [tensor.requires_grad for tensor in self.tensors]
         if self.owner is None:
-            self.unplain: list[tuple[int, ...]] = []
-            name = getattr(model, "__qualname__", type(model).__qualname__)
-            self.tree = ModuleTree({"": ModuleInfo("", "", name)})
-            return
-        for held in self.tensors:
-            marks += (held.name, id(held.tensor), held.metadata, held.requires_grad)
-        kept = _KEPT.get(self.owner)
-        if kept is None or kept.marks != marks:
-            kept = _KEPT[self.owner] = _Kept(marks, self._read_tree(), [before for _, before in self.attributes])
-        self.tree = kept.tree
-        self.unplain = kept.unplain
+            self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
+        else:
+            if layout.tree is None or layout.metadata != self.metadata or layout.requires_grad != self.requires_grad:
+                layout.tree = self._read_tree()
+                layout.metadata, layout.requires_grad = self.metadata, self.requires_grad
+            self.tree = layout.tree
+            _LAYOUTS[self.owner] = layout
+        if None in self.metadata:
+            self._set_odd_apart()
+        self.storages = [tensor.untyped_storage() for tensor in self.tensors]
+        self.offsets = [tensor.storage_offset() for tensor in self.tensors]
 
     def _read_tree(self) -> ModuleTree:
         identities: dict[int, int] = {}
@@ -128,25 +115,100 @@ class Reading:
             {path: _read_place(path, module, self.names[module], identities) for path, module in self.places}
         )
 
+    def _set_odd_apart(self) -> None:
+        self.odd = [tensor for tensor, known in zip(self.tensors, self.metadata, strict=True) if known is None]
+        strided = [index for index, known in enumerate(self.metadata) if known is not None]
+        self.tensors, self.labels, self.metadata, self.requires_grad = (
+            [column[index] for index in strided]
+            for column in (self.tensors, self.labels, self.metadata, self.requires_grad)
+        )
 
-class _Kept:
-    """The module tree of a model, and `marks` that are equal as long as the model has not changed.
 
-    Nothing of the model is kept alive but its plain values; so an attribute with the id of one is that one.
+class _Layout:
+    """Where in a model's attributes things stand, and its module tree, kept for as long as the model does not change.
+
+    Only plain values are kept alive, nothing else of the model; so an attribute with the id of one is that one.
+    Positions count through all attributes of all modules, `tensors` through the parameters, buffers and children.
     """
 
-    __slots__ = ("marks", "plain", "tree", "unplain")
+    def __init__(
+        self,
+        places: list[tuple[str, nn.Module]],
+        names: Mapping[nn.Module, str],
+        attributes: list[tuple[dict[str, Any], dict[str, Any]]],
+        values: list[Any],
+    ) -> None:
+        self.marks = self._marks(places, attributes, values)
+        self.plain = [value for value in values if is_plain(value)]
+        self.mappings: list[int] = []
+        self.empty: list[int] = []
+        self.others: list[int] = []
+        self.tree: ModuleTree | None = None
+        self.metadata: list[Metadata | None] = []
+        self.requires_grad: list[bool] = []
+        self.inner_marks: Any = None
+        names_of_values = chain.from_iterable([before for _, before in attributes])
+        for position, (name, value) in enumerate(zip(names_of_values, values, strict=True)):
+            if is_plain(value):
+                continue
+            if type(value) in (dict, OrderedDict) and name in ("_parameters", "_buffers", "_modules"):
+                self.mappings.append(position)
+            elif "hook" in name and type(value) in (dict, OrderedDict) and not value:
+                self.empty.append(position)
+            else:
+                self.others.append(position)
 
-    def __init__(self, marks: list[Any], tree: ModuleTree, attributes: list[dict[str, Any]]) -> None:
-        self.marks = marks
-        self.tree = tree
-        self.plain = [[value for value in before.values() if is_plain(value)] for before in attributes]
-        self.unplain = [
-            tuple(index for index, value in enumerate(before.values()) if not is_plain(value)) for before in attributes
-        ]
+    def fits(
+        self,
+        places: list[tuple[str, nn.Module]],
+        attributes: list[tuple[dict[str, Any], dict[str, Any]]],
+        values: list[Any],
+    ) -> bool:
+        """Return whether the model is as it was: the same modules with the same attributes, and no new hooks."""
+        return self.marks == self._marks(places, attributes, values) and not any(
+            [values[position] for position in self.empty]
+        )
+
+    def fits_tensors(self, mappings: list[dict[str, Any]], held: list[Any]) -> bool:
+        """Return whether the parameters, buffers and children are as they were."""
+        return bool(self.inner_marks == (list(map(len, mappings)), list(map(id, held))))
+
+    def learn_tensors(
+        self,
+        places: list[tuple[str, nn.Module]],
+        names: Mapping[nn.Module, str],
+        mappings: list[dict[str, Any]],
+        held: list[Any],
+    ) -> None:
+        """Note where the parameters and buffers stand, and their names."""
+        self.inner_marks = list(map(len, mappings)), list(map(id, held))
+        self.tree = None
+        labels: dict[int, tuple[str, str]] = {}
+        for module, path in names.items():
+            prefix = path + "." if path else ""
+            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in tensors.items():
+                    labels.setdefault(id(tensor), (kind, prefix + name))
+        positions = {id(value): position for position, value in reversed(list(enumerate(held)))}
+        self.tensors = [positions[key] for key in labels if key in positions and held[positions[key]] is not None]
+        self.labels = [labels[id(held[position])] for position in self.tensors]
+
+    @staticmethod
+    def _marks(
+        places: list[tuple[str, nn.Module]],
+        attributes: list[tuple[dict[str, Any], dict[str, Any]]],
+        values: list[Any],
+    ) -> tuple[list[Any], ...]:
+        return (
+            [path for path, _ in places],
+            [type(module) for _, module in places],
+            [next(reversed(before)) for _, before in attributes],
+            [len(before) for _, before in attributes],
+            list(map(id, values)),
+        )
 
 
-_KEPT: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
+_LAYOUTS: WeakKeyDictionary[nn.Module, _Layout] = WeakKeyDictionary()
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
-from fvflops.capture.model import HeldTensor, Reading, describe_inputs, unwrap_compiled
+from fvflops.capture.metadata import Metadata, metadata_of, metadata_of_leaf
+from fvflops.capture.model import Reading, describe_inputs, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -32,6 +33,8 @@ from fvflops.trace import StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
+# Tensors that exist before a run, with their metadata, storages, and what they are and their names.
+Known = tuple[list[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[str, str]]]
 
 EXECUTIONS = ("auto", "shapes", "real")
 
@@ -113,7 +116,7 @@ def _by_shapes(
 ) -> Trace | str:
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
     reading = Reading(model)
-    of_model = dict.fromkeys(held.tensor.device for held in reading.tensors)
+    of_model = dict.fromkeys([metadata.device for metadata in reading.metadata])
     homes = list(dict.fromkeys(tensor.device for tensor in tensors_of((args, kwargs))) | of_model)
     impersonated = _impersonated(device, homes)
     on_meta = any(home.type == "meta" for home in of_model)
@@ -208,9 +211,8 @@ class _Run:
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
-        for held in (*self._reading.tensors, *self._inputs()):
-            if held.storage is not None:
-                self._recorder.know(held)
+        for columns in (self._held(), self._inputs()):
+            self._recorder.know(*columns[1:])
         with self._restored() as undo_log:
             with self._watched(RecordingMode(self._recorder, undo_log)):
                 self._call(self._args, self._kwargs)
@@ -220,8 +222,8 @@ class _Run:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=_shape_run_is_on())
-            mode.know(self._reading.tensors)
-            mode.know(self._inputs())
+            mode.know(*self._held())
+            mode.know(*self._inputs())
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
                 args, kwargs = self._stand_in(mode, device)
@@ -255,8 +257,14 @@ class _Run:
             },
         )
 
-    def _inputs(self) -> list[HeldTensor]:
-        return [HeldTensor(tensor, "input", "") for tensor in tensors_of((self._args, self._kwargs))]
+    def _held(self) -> Known:
+        reading = self._reading
+        return reading.tensors, reading.metadata, reading.storages, reading.labels
+
+    def _inputs(self) -> Known:
+        tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
+        metadata = [metadata_of(tensor) for tensor in tensors]
+        return tensors, metadata, [tensor.untyped_storage() for tensor in tensors], [("input", "")] * len(tensors)
 
     def _stand_in(self, mode: ShapeMode, device: torch.device) -> tuple[Any, Any]:
         """Put shape tensors for the parameters and buffers on another device than the run's, and return such inputs.
@@ -337,7 +345,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _on_meta(reading: Reading) -> bool:
-    return {held.tensor.device.type for held in reading.tensors if held.kind == "parameter"} == {"meta"}
+    kinds = zip(reading.metadata, reading.labels, strict=True)
+    return {metadata.device.type for metadata, (kind, _) in kinds if kind == "parameter"} == {"meta"}
 
 
 def _another_way(error: Exception) -> tuple[str, bool]:

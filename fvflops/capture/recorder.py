@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.model import HeldTensor
+from fvflops.capture.metadata import Metadata
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import describe_result, describe_tensor, known_schema, normalise, tensors_of
 from fvflops.trace import Event, ModuleTree, Region, RegionSignature, Signature, StopsAt, Storage, Trace, Value
@@ -145,14 +145,20 @@ class Recorder:
         """Return the number of a signature."""
         return self._signatures.setdefault(signature, len(self._signatures))
 
-    def know(self, held: HeldTensor) -> int:
-        """Name the storage of a strided tensor that exists before the run, and throughout it; return its number."""
-        key = held.storage._cdata
-        index = self._known.get(key)
-        if index is None:
-            index = self._known[key] = len(self.storages)
-            self.storages.append((held.storage.nbytes(), held.metadata.spec.device, held.kind, held.name))
-        return index
+    def know(
+        self, metadata: Sequence[Metadata], storages: Sequence[torch.UntypedStorage], labels: Sequence[tuple[str, str]]
+    ) -> list[int]:
+        """Name the storages of tensors that exist before the run, and throughout it; return their numbers."""
+        known, rows = self._known, self.storages
+        numbers = []
+        for known_of, storage, (kind, name) in zip(metadata, storages, labels, strict=True):
+            key = storage._cdata
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(rows)
+                rows.append((storage.nbytes(), known_of.spec.device, kind, name))
+            numbers.append(number)
+        return numbers
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the number of a tensor's storage; it is taken down as coming from `origin` if it is new."""

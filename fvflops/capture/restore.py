@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.model import HeldTensor, Reading
+from fvflops.capture.model import Reading
 from fvflops.capture.signature import OpSchema, tensors_of
 
 # Ops whose schema says that they write nothing, though in training they update their running statistics.
@@ -36,13 +35,6 @@ _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType)
 Undo = Callable[[], None]
 # A tensor, an alias of its elements, whether it required a gradient, and its gradient.
 _TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
-# The attributes that every module begins with: a flag, its parameters, its buffers, ten and more mappings for hooks,
-# and its modules.
-_FIRST = tuple(vars(nn.Module()))
-_MODULES = len(_FIRST) - 1
-_HOOKS = slice(3, _MODULES)
-
-
 class UndoLog:
     """The first contents of each storage that a run writes to and that existed before the run.
 
@@ -97,49 +89,26 @@ class Snapshot:
     """
 
     def __init__(self, reading: Reading, inputs: Any) -> None:
+        self._reading = reading
         self._containers: list[tuple[Any, Any]] = []
-        self._mappings = list(reading.attributes)
-        self._empty: list[Any] = []
-        self._held = reading.tensors
-        self._tensors: list[_TensorState] = []
         self._seen: set[int] = set()
         with _disable_current_modes():
-            for (_, before), unplain in zip(reading.attributes, reading.unplain, strict=True):
-                self._note_containers(before, unplain)
-            self._grads = [held.tensor.grad if held.tensor.is_leaf else None for held in reading.tensors]
-            self._offsets = [
-                0 if held.storage is None else held.tensor.storage_offset() for held in reading.tensors
-            ]
+            self._grads = [tensor.grad if tensor.is_leaf else None for tensor in reading.tensors]
+            self._tensors = [_note_tensor(tensor) for tensor in reading.odd]
+            self._watch([value for value in reading.others if not isinstance(value, _OPAQUE)], objects=False)
             self._watch([inputs], objects=True)
             self._settings = list(_watch_settings())
-
-    def _note_containers(self, attributes: dict[str, Any], unplain: tuple[int, ...]) -> None:
-        values = list(attributes.values())
-        # Every module begins with the same attributes, and most of its mappings of hooks are empty.
-        if len(values) > _MODULES and values[_MODULES] is attributes["_modules"] and not any(values[_HOOKS]):
-            self._empty += values[_HOOKS]
-            for held in (attributes["_parameters"], attributes["_buffers"], values[_MODULES]):
-                if not isinstance(held, dict):
-                    continue  # a ScriptModule's, which cannot change
-                if held:
-                    self._mappings.append((held, held.copy()))
-                else:
-                    self._empty.append(held)
-            unplain = unplain[bisect_right(unplain, _MODULES) :]
-        for position in unplain:
-            if not isinstance(values[position], _OPAQUE):
-                self._watch([values[position]], objects=False)
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
         problems: list[Exception] = []
         kinds: tuple[tuple[Callable[[Any], None], Iterable[Any]], ...] = (
             (_restore_setting, self._settings),
-            (_restore_held, self._changed_tensors()),
+            (self._restore_held, self._changed_tensors()),
             (_restore_tensor, self._tensors),
             (_restore_mapping, self._changed_mappings()),
             (_restore_container, self._containers),
-            (_restore_empty, filter(None, self._empty)),
+            (_restore_empty, filter(None, self._reading.empty)),
         )
         with _disable_current_modes():
             for restore, states in kinds:
@@ -153,25 +122,41 @@ class Snapshot:
 
     def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
         """Return the mappings if any of them differs: nearly always none does, and one pass over all tells that."""
-        now = [mapping for mapping, _ in self._mappings]
-        before = [copy for _, copy in self._mappings]
+        now = [mapping for mapping, _ in self._reading.mappings]
+        before = [copy for _, copy in self._reading.mappings]
         unchanged = (
             list(map(len, now)) == list(map(len, before))
             and all(map(is_, _values(now), _values(before)))
             # With the same objects in the same order, a key can differ only if the last one does.
             and all(map(is_, _last_keys(now), _last_keys(before)))
         )
-        return () if unchanged else self._mappings
+        return () if unchanged else self._reading.mappings
 
-    def _changed_tensors(self) -> Iterator[tuple[HeldTensor, int, torch.Tensor | None]]:
-        for held, offset, grad in zip(self._held, self._offsets, self._grads, strict=True):
-            tensor = held.tensor
-            if (
-                (held.storage is not None and not _is_at(tensor, held, offset))
-                or tensor.requires_grad != held.requires_grad
-                or (tensor.is_leaf and tensor.grad is not grad)
-            ):
-                yield held, offset, grad
+    def _changed_tensors(self) -> list[int]:
+        """Return the positions of the tensors that stand for other elements, or have another gradient."""
+        reading = self._reading
+        metadata = reading.metadata
+        differs = [
+            tensor.untyped_storage()._cdata != storage._cdata
+            or tensor.storage_offset() != offset
+            or tensor.shape != known.shape
+            or tensor.stride() != known.stride
+            or tensor.requires_grad != requires_grad
+            or (tensor.is_leaf and tensor.grad is not grad)
+            for tensor, storage, offset, known, requires_grad, grad in zip(
+                reading.tensors, reading.storages, reading.offsets, metadata, reading.requires_grad, self._grads
+            , strict=True)
+        ]
+        return [index for index, differing in enumerate(differs) if differing]
+
+    def _restore_held(self, index: int) -> None:
+        reading = self._reading
+        tensor, metadata = reading.tensors[index], reading.metadata[index]
+        alias = torch.empty(0, dtype=metadata.dtype, device=metadata.device)
+        alias.set_(reading.storages[index], reading.offsets[index], metadata.shape, metadata.stride)
+        if _place(tensor) != _place(alias):
+            tensor.data = alias
+        _restore_gradient(tensor, reading.requires_grad[index], self._grads[index])
 
     def _watch(self, values: Iterable[Any], *, objects: bool) -> None:
         """Note each container that can be reached through containers, and through objects if asked."""
@@ -273,26 +258,6 @@ def _restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Ten
 
 def _restore_setting(undo: Undo) -> None:
     undo()
-
-
-def _is_at(tensor: torch.Tensor, held: HeldTensor, offset: int) -> bool:
-    """Return whether a tensor still stands for the same elements of the same storage."""
-    metadata = held.metadata
-    return (
-        tensor.untyped_storage()._cdata == held.storage._cdata
-        and tensor.shape == metadata.shape
-        and tensor.stride() == metadata.stride
-        and tensor.storage_offset() == offset
-    )
-
-
-def _restore_held(state: tuple[HeldTensor, int, torch.Tensor | None]) -> None:
-    held, offset, grad = state
-    tensor, metadata = held.tensor, held.metadata
-    if held.storage is not None and not _is_at(tensor, held, offset):
-        alias = torch.empty(0, dtype=metadata.dtype, device=metadata.device)
-        tensor.data = alias.set_(held.storage, offset, metadata.shape, metadata.stride)
-    _restore_gradient(tensor, held.requires_grad, grad)
 
 
 def _watch_settings() -> Iterator[Undo]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from fvflops.capture.dispatch import is_fake
 from fvflops.capture.infer import META, Inference, substitute
 from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
 from fvflops.capture.metadata import Metadata, intern, metadata_of
-from fvflops.capture.model import HeldTensor
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -67,7 +66,6 @@ class ShapeMode(TorchDispatchMode):
         self._seen: dict[int, _Seen] = {}
         self._lost: set[int] = set()
         self._numbers: dict[int, int] = {}
-        self.freed = recorder.freed
         # The ops seen inside the composite op that is being looked into, and the storages they read and write.
         self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
         self._mine: dict[Metadata, Metadata] = {}
@@ -79,13 +77,24 @@ class ShapeMode(TorchDispatchMode):
         # See RecordingMode.
         return False
 
-    def know(self, tensors: Iterable[HeldTensor]) -> None:
+    def know(
+        self,
+        tensors: Sequence[torch.Tensor],
+        metadata: Sequence[Metadata],
+        storages: Sequence[torch.UntypedStorage],
+        labels: Sequence[tuple[str, str]],
+    ) -> None:
         """Name the storages of tensors that exist before the run, and throughout it."""
-        seen, mine, know = self._seen, self._mine, self._recorder.know
-        for held in tensors:
-            metadata = held.metadata
-            if metadata is not None:
-                seen[id(held.tensor)] = held.tensor, mine.get(metadata) or self._adapt(metadata), know(held)
+        numbers = self._recorder.know(metadata, storages, labels)
+        mine = self._mine
+        for item in set(metadata):
+            mine.get(item) or self._adapt(item)
+        self._seen.update(
+            {
+                id(tensor): (tensor, mine[item], number)
+                for tensor, item, number in zip(tensors, metadata, numbers, strict=True)
+            }
+        )
 
     def _adapt(self, metadata: Metadata) -> Metadata:
         """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
@@ -140,6 +149,8 @@ class ShapeMode(TorchDispatchMode):
                 key.append(value)
             elif kind is bool:
                 key.append(_TRUE if value else _FALSE)
+            elif kind is float:
+                key.append((value,) if value == value else "nan")  # 1.0 and 1 are equal as keys, and not to an op
             elif kind is list and {*map(type, value)} == _INTS:
                 key.append(tuple(value))
             elif (seen := known.get(id(value))) is not None:
@@ -162,7 +173,7 @@ class ShapeMode(TorchDispatchMode):
         fresh = outcome.fresh
         if fresh is not None:
             index = self._new_storage(fresh)
-            result: Any = make(fresh, Home(self, index))
+            result: Any = make(fresh, Home(self, self._recorder, index))
             self._note(outcome, reads, (index,))
             return result
         if outcome.concrete:
@@ -179,7 +190,7 @@ class ShapeMode(TorchDispatchMode):
             elif source is None:
                 index = self._new_storage(metadata)
                 writes.append(index)
-                results.append(make(metadata, Home(self, index)))
+                results.append(make(metadata, Home(self, self._recorder, index)))
             else:
                 tensor = tensors[source]
                 writes.append(reads[source])
@@ -264,7 +275,7 @@ class ShapeMode(TorchDispatchMode):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self._new_storage(metadata))
+            home = Home(self, self._recorder, self._new_storage(metadata))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -283,7 +294,7 @@ class ShapeMode(TorchDispatchMode):
         if kind is bool:
             return _TRUE if value else _FALSE
         if kind is float:
-            return (value,) if value == value else "nan"  # 1.0 and 1 are equal as keys, and not to an op
+            return (value,) if value == value else "nan"
         if kind is torch.device:
             return self._devices.get(value, value)
         if isinstance(value, (list, tuple)):

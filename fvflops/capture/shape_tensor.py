@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -17,10 +17,15 @@ class ValueNeeded(RuntimeError):
 class Run(Protocol):
     """The run in which a shape tensor came to be."""
 
-    freed: Callable[[int], None]  # takes down that nothing refers to a storage any more
-
     def needs_value(self, name: str) -> ValueNeeded:
         """Return the error that says who asked for a number."""
+
+
+class Record(Protocol):
+    """Where the end of a storage is taken down."""
+
+    def freed(self, index: int) -> None:
+        """Take down that nothing refers to a storage any more."""
 
 
 class Place:
@@ -36,10 +41,15 @@ class Place:
 class Home(Place):
     """A place that the run made, whose end is taken down."""
 
-    __slots__ = ()
+    __slots__ = ("record",)
+
+    def __init__(self, run: Run, record: Record, index: int) -> None:
+        self.run = run
+        self.record = record
+        self.index = index
 
     def __del__(self) -> None:
-        self.run.freed(self.index)
+        self.record.freed(self.index)
 
 
 class ShapeTensor(torch.Tensor):

@@ -1,0 +1,26 @@
+"""The rules of quantised tensors: there are none, and torch's own would give plain numbers without saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+
+def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+    """Raise NotImplementedError."""
+    raise NotImplementedError(f"{name} has quantised tensors, which have no shape rules here")
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    name: partial(refuse, name)
+    for name in (
+        "aten::dequantize.self",
+        "aten::dequantize.tensors",
+        "aten::quantize_per_channel",
+        "aten::quantize_per_tensor",
+        "aten::quantize_per_tensor.tensor_qparams",
+        "aten::quantize_per_tensor.tensors",
+        "aten::quantize_per_tensor_dynamic",
+    )
+}

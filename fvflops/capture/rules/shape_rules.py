@@ -1,0 +1,110 @@
+"""The shape rules of a run: what stands for torch's own, and what is assumed where a result depends on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.rules import (
+    attention,
+    bags,
+    convolutions,
+    detection,
+    factorizations,
+    histograms,
+    likenesses,
+    losses,
+    normalization,
+    products,
+    quantization,
+    recurrence,
+    sampling,
+    selections,
+)
+from fvflops.capture.rules.assumptions import can_be_assumed, check_assumptions, given_for, read_value
+from fvflops.trace.signature import packet_of
+
+Rule = Callable[..., Any]
+
+# Each is called as the op is, with tensors on the meta device, and returns what the op would.
+RULES: dict[str, Rule] = {
+    **attention.RULES,
+    **convolutions.RULES,
+    **detection.RULES,
+    **factorizations.RULES,
+    **histograms.RULES,
+    **likenesses.RULES,
+    **losses.RULES,
+    **normalization.RULES,
+    **products.RULES,
+    **quantization.RULES,
+    **recurrence.RULES,
+    **sampling.RULES,
+    **selections.RULES,
+}
+
+# Where torch's rule is right for CUDA, and the CPU's kernel differs.
+CPU_RULES: dict[str, Rule] = {
+    **bags.CPU_RULES,
+    **factorizations.CPU_RULES,
+    **likenesses.CPU_RULES,
+    **normalization.CPU_RULES,
+    **selections.CPU_RULES,
+}
+
+
+class ShapeRules:
+    """What a shape run does where torch's own shape rule does not serve.
+
+    `assume` gives sizes, or values, to ops whose result depends on numbers, by op name; a mistake in it raises
+    ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
+    `bounds` are the ops for which a bound was taken.
+
+    >>> rows = ShapeRules({"aten::nonzero": 0.5}).sized("aten::nonzero")
+    >>> rows(torch.empty(3, 5, device="meta")).shape
+    torch.Size([8, 2])
+    """
+
+    def __init__(
+        self, assume: Mapping[str, Any] | None = None, *, exact: bool = False, device: str | torch.device = "cpu"
+    ) -> None:
+        self.assume = dict(assume or {})
+        check_assumptions(self.assume)
+        self.exact = exact
+        self.bounds: set[str] = set()
+        self._rules = {**RULES, **CPU_RULES} if torch.device(device).type == "cpu" else RULES
+
+    def instead(self, name: str) -> Rule | None:
+        """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
+        return self._rules.get(name)
+
+    def sized(self, name: str) -> Rule | None:
+        """Return the rule of an op whose size or value was given or can be bounded, or None."""
+        packet = packet_of(name)
+        given = given_for(name, self.assume)
+        if packet in selections.VALUES:
+            return None if given is None else partial(read_value, packet, given)
+        build = selections.SIZED.get(packet)
+        if build is None:
+            return None
+        if given is not None:
+            return partial(build, given)
+        if packet in selections.BOUNDED and not self.exact:
+            return partial(self._bounded, name, build)
+        return None
+
+    def needs_values(self, name: str) -> bool:
+        """Return whether the op's result, or its size, depends on the numbers in its arguments."""
+        return name in selections.NEED_VALUES or packet_of(name) in selections.NEED_VALUES
+
+    def can_assume(self, name: str) -> bool:
+        """Return whether `assume` takes the op."""
+        return can_be_assumed(name)
+
+    def _bounded(self, name: str, build: Rule, *args: Any, **kwargs: Any) -> Any:
+        result = build(1.0, *args, **kwargs)
+        self.bounds.add(name)
+        return result
