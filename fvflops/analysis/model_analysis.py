@@ -112,14 +112,12 @@ class ModelAnalysis:
         """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
         self.counts()  # which warns of what is to be known
         trace = self.trace()
-        regions, stacks = trace.regions, trace.stacks
-        called = set().union(*[stacks[stack] for stack in trace.active])
-        seen = {regions[region].name for region in called if regions[region].kind == "module"}
+        scopes = trace.scopes()
+        active = [scopes[stack] for stack in trace.active]
+        seen = set().union(*active)
         if self._ancestors == "owner":
             owners: set[str] = set()
-            for stack in trace.active:
-                scope = trace.scope_of(stack)
-                name = scope[-1] if scope else ""
+            for name in {scope[-1] if scope else "" for scope in active}:
                 while name not in owners:
                     owners.add(name)
                     name = name.rpartition(".")[0]

@@ -65,7 +65,7 @@ class Reading:
 
     `owner` is None for a plain function. `places` are (path, module) pairs, a shared module at each of its places;
     `names` gives each module the first of its paths. `mappings` are the modules' attributes, parameters, buffers and
-    children, each with a copy of it; `empty` those of their containers for hooks that are empty, `others` values that
+    children, each with a copy of it; `empty` those of their mappings and sets that are empty, `others` values that
     are neither and no numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied
     one under its first name, and what is to be known of them stands in `metadata`, `storages`, `offsets`,
     `requires_grad` and `labels` ("parameter" or "buffer", name) in the same order; `odd` are those that are not
@@ -94,14 +94,14 @@ class Reading:
             layout.learn_tensors(self.places, self.names, inner, held)
         self.tensors: list[torch.Tensor] = [held[position] for position in layout.tensors]
         self.labels = layout.labels
-        self.metadata = [metadata_of_leaf(tensor) for tensor in self.tensors]
+        self.metadata = layout.metadata_of(self.tensors)
         self.requires_grad = [tensor.requires_grad for tensor in self.tensors]
         if self.owner is None:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
         else:
-            if layout.tree is None or layout.metadata != self.metadata or layout.requires_grad != self.requires_grad:
+            if layout.tree is None or layout.requires_grad != self.requires_grad:
                 layout.tree = self._read_tree()
-                layout.metadata, layout.requires_grad = self.metadata, self.requires_grad
+                layout.requires_grad = self.requires_grad
             self.tree = layout.tree
             _LAYOUTS[self.owner] = layout
         if None in self.metadata:
@@ -144,17 +144,18 @@ class _Layout:
         self.empty: list[int] = []
         self.others: list[int] = []
         self.tree: ModuleTree | None = None
-        self.metadata: list[Metadata | None] = []
         self.requires_grad: list[bool] = []
+        self._columns: Any = None
+        self._metadata: list[Metadata | None] = []
         self.inner_marks: Any = None
         names_of_values = chain.from_iterable([before for _, before in attributes])
         for position, (name, value) in enumerate(zip(names_of_values, values, strict=True)):
             if is_plain(value):
                 continue
-            if type(value) in (dict, OrderedDict) and name in ("_parameters", "_buffers", "_modules"):
-                self.mappings.append(position)
-            elif "hook" in name and type(value) in (dict, OrderedDict) and not value:
+            if not value and type(value) in (dict, OrderedDict, set):
                 self.empty.append(position)
+            elif type(value) in (dict, OrderedDict) and name in ("_parameters", "_buffers", "_modules"):
+                self.mappings.append(position)
             else:
                 self.others.append(position)
 
@@ -164,7 +165,7 @@ class _Layout:
         attributes: list[tuple[dict[str, Any], dict[str, Any]]],
         values: list[Any],
     ) -> bool:
-        """Return whether the model is as it was: the same modules with the same attributes, and no new hooks."""
+        """Return whether the model is as it was: the same modules with the same attributes, and nothing in what was empty."""
         return self.marks == self._marks(places, attributes, values) and not any(
             [values[position] for position in self.empty]
         )
@@ -193,6 +194,23 @@ class _Layout:
         self.tensors = [positions[key] for key in labels if key in positions and held[positions[key]] is not None]
         self.labels = [labels[id(held[position])] for position in self.tensors]
 
+    def metadata_of(self, tensors: list[torch.Tensor]) -> list[Metadata | None]:
+        """Return the metadata of the parameters and buffers, None for one that is not strided."""
+        ordinary = {*map(type, tensors)} <= _TENSORS and all([tensor.layout is torch.strided for tensor in tensors])
+        if not ordinary:
+            return [metadata_of_leaf(tensor) for tensor in tensors]
+        columns = (
+            [tensor.shape for tensor in tensors],
+            [tensor.stride() for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            [tensor.device for tensor in tensors],
+        )
+        if columns != self._columns:
+            self._columns = columns
+            self._metadata = [metadata_of_leaf(tensor) for tensor in tensors]
+            self.tree = None
+        return self._metadata
+
     @staticmethod
     def _marks(
         places: list[tuple[str, nn.Module]],
@@ -208,6 +226,7 @@ class _Layout:
         )
 
 
+_TENSORS = {torch.Tensor, nn.Parameter}
 _LAYOUTS: WeakKeyDictionary[nn.Module, _Layout] = WeakKeyDictionary()
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 

@@ -42,7 +42,7 @@ class Recorder:
         self._inner: dict[tuple[int, int], int] = {}
         self._paths: list[tuple[int, ...]] = [()]
         self._signatures: dict[Signature, int] = {}
-        self._region_numbers: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
+        self._last_calls: dict[int, tuple[tuple[Value, ...], tuple[Value, ...], int]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._open: list[tuple[int, int, tuple[Value, ...], object]] = []
         self.events: list[tuple[Any, ...]] = []
@@ -87,19 +87,29 @@ class Recorder:
         if error is not None and error is not self._raised[0]:
             self._raised = error, self.stack
         outputs = _NO_TENSORS if error is not None else specs_of(values)
-        for known_inputs, known_outputs, number in self._region_numbers.get(region, ()):
-            if known_inputs == inputs and known_outputs == outputs:
-                break
+        last = self._last_calls.get(region)
+        if last is not None and last[0] == inputs and last[1] == outputs:
+            number = last[2]
         else:
-            number = len(self._region_signatures)
-            self._region_numbers.setdefault(region, []).append((inputs, outputs, number))
-            self._region_signatures.append((region, inputs, outputs))
+            number = self._number_region(region, inputs, outputs, again=last is not None)
+            self._last_calls[region] = inputs, outputs, number
         self.stack = outer
         if error is None and not self.backward:
             self.events.append(("exit", number, outer, "forward"))
         else:
             row = ("exit", number, outer, self._phase(), self._thread_number(), (), (), error is not None)
             self.events.append(row)
+
+    def _number_region(
+        self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, again: bool
+    ) -> int:
+        rows = self._region_signatures
+        if again:
+            for number, row in enumerate(rows):
+                if row[0] == region and row[1] == inputs and row[2] == outputs:
+                    return number
+        rows.append((region, inputs, outputs))
+        return len(rows) - 1
 
     def token_of(self, owner: object) -> int:
         """Return the token of the innermost open region of an owner, or -1."""

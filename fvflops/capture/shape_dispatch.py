@@ -172,14 +172,22 @@ class ShapeMode(TorchDispatchMode):
             outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
         fresh = outcome.fresh
         if fresh is not None:
-            index = self._new_storage(fresh)
-            result: Any = make(fresh, Home(self, self._recorder, index))
+            recorder = self._recorder
+            storages = recorder.storages
+            index = len(storages)
+            storages.append((fresh.nbytes, fresh.spec.device, "op"))
+            result: Any = make(fresh, Home(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
+        source = outcome.same
+        if source is not None and type(tensors[source]) is ShapeTensor and not outcome.concrete:
+            self._note(outcome, reads, (reads[source],))
+            return tensors[source]
         if outcome.concrete:
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
-        if outcome.written:
-            self._lose(tensors, outcome)
+        for index in outcome.written:
+            if type(tensors[index]) is not ShapeTensor:
+                self._lose(tensors[index])
         for index, metadata in outcome.grown:
             self._grow(func, args, kwargs or {}, tensors[index], metadata)
         results: list[Any] = []
@@ -214,11 +222,12 @@ class ShapeMode(TorchDispatchMode):
 
     def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self._recorder
-        signature = outcome.signature
-        number = self._numbers.get(id(signature))
+        number = self._numbers.get(id(outcome))
         if number is None:
-            assert signature is not None
-            number = self._numbers[id(signature)] = recorder.number(signature)
+            assert outcome.signature is not None
+            number = recorder.number(outcome.signature)
+            if outcome.remembered:
+                self._numbers[id(outcome)] = number
         if recorder.backward:
             recorder.add(number, tuple(reads), tuple(writes))
         else:
@@ -438,17 +447,14 @@ class ShapeMode(TorchDispatchMode):
             self._inside.append((outcome, reads, writes))
         return result
 
-    def _lose(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
-        """Note that real storages were to be written to: what they hold is not what a real run would see there."""
-        for index in outcome.written:
-            tensor = tensors[index]
-            if type(tensor) is not ShapeTensor:
-                storage = tensor.untyped_storage()._cdata
-                if storage not in self._lost:
-                    self._lost.add(storage)
-                    for key, (seen, metadata, number) in list(self._seen.items()):
-                        if metadata.known and seen.untyped_storage()._cdata == storage:
-                            self._seen[key] = seen, _unknown(metadata), number
+    def _lose(self, tensor: torch.Tensor) -> None:
+        """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
+        storage = tensor.untyped_storage()._cdata
+        if storage not in self._lost:
+            self._lost.add(storage)
+            for key, (seen, metadata, number) in list(self._seen.items()):
+                if metadata.known and seen.untyped_storage()._cdata == storage:
+                    self._seen[key] = seen, _unknown(metadata), number
 
     def _grow(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor, metadata: Metadata

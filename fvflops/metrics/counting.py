@@ -63,26 +63,23 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     covered = {
         index for index, stack in enumerate(trace.stacks) if covering and any(region in covering for region in stack)
     }
-    scopes: dict[int, tuple[str, ...]] = {}
+    scopes = trace.scopes()
     prices: dict[int, tuple[tuple[Amount, ...], str, int]] = {}
     entries: list[Entry] = []
     for (index, stack, phase), calls in trace.calls.items():
         if stack in covered:
             continue
-        scope = scopes.get(stack)
-        if scope is None:
-            scope = scopes[stack] = trace.scope_of(stack)
         price = prices.get(index)
         if price is None:
             op = trace.signatures[index]
             price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs)
-        _add(entries, price, scope, phase, calls)
+        _add(entries, price, scopes[stack], phase, calls)
     for (index, stack, phase), calls in trace.region_calls.items():
         if index not in region_amounts or stack in covered:
             continue
         signature = trace.region_signatures[index]
         region = trace.regions[signature.region]
-        scope = trace.scope_of(stack) + ((region.name,) if region.kind == "module" else ())
+        scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
         price = region_amounts[index], _region_op(trace, region), _elements(signature.outputs)
         _add(entries, price, scope, phase, calls)
     return Counts(metric, trace.modules, tuple(entries))

@@ -128,6 +128,20 @@ class Trace:
         regions = self.regions
         return tuple([regions[index].name for index in self.stacks[stack] if regions[index].kind == "module"])
 
+    def scopes(self) -> list[tuple[str, ...]]:
+        """Return the scope of every stack."""
+        names = [region.name if region.kind == "module" else None for region in self.regions]
+        scopes: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
+        for stack in self.stacks:
+            if stack not in scopes:
+                outer = scopes.get(stack[:-1])
+                name = names[stack[-1]]
+                if outer is None:
+                    scopes[stack] = tuple([names[region] for region in stack if names[region] is not None])
+                else:
+                    scopes[stack] = outer if name is None else (*outer, name)
+        return [scopes[stack] for stack in self.stacks]
+
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""
         return replace(self, events=None, storages=())
