@@ -152,7 +152,7 @@ class _Layout:
         for position, (name, value) in enumerate(zip(names_of_values, values, strict=True)):
             if is_plain(value):
                 continue
-            if not value and type(value) in (dict, OrderedDict, set):
+            if type(value) in (dict, OrderedDict, set) and not value:
                 self.empty.append(position)
             elif type(value) in (dict, OrderedDict) and name in ("_parameters", "_buffers", "_modules"):
                 self.mappings.append(position)
