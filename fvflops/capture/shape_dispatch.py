@@ -16,6 +16,7 @@ from fvflops.capture.metadata import Metadata, intern, metadata_of
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
+from fvflops.capture.rules.quick import quickly
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
 from fvflops.capture.signature import describe, describe_result, normalise
 from fvflops.trace import Signature
@@ -346,7 +347,7 @@ class ShapeMode(TorchDispatchMode):
         remember = True
         try:
             try:
-                outcome = inference.run(self.rules.instead(name) or func, args, kwargs)
+                outcome = inference.run(quickly(name, self.rules.instead(name) or func), args, kwargs)
             except Exception as error:
                 if known and tensors and isinstance(func, torch._ops.OpOverload):
                     outcome = Outcome(None, concrete=True)
