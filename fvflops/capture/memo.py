@@ -55,6 +55,15 @@ class Outcome:
         self.written = written
         self.concrete = concrete
         self.remembered = True
+        self._find_shortcuts()
+
+    def run_for_real(self) -> None:
+        """Let the op be computed, instead of its results being made."""
+        self.concrete = True
+        self._find_shortcuts()
+
+    def _find_shortcuts(self) -> None:
+        build, outputs, grown, written, concrete = self.build, self.outputs, self.grown, self.written, self.concrete
         simple = build is None and len(outputs) == 1 and not grown and not concrete
         only = outputs[0] if simple else None
         self.fresh = only.metadata if only is not None and only.source is None and not written else None
@@ -62,15 +71,16 @@ class Outcome:
 
 
 class KnownOp:
-    """What is known of one op: its schema, the outcomes met so far, and whether it can make a tensor from none.
+    """What is known of one op: its schema, the outcomes met so far, whether it can make a tensor from none or random.
 
     `expansions` are outcomes too, of a composite op that comes down to one call of another op on the same tensors.
     """
 
-    __slots__ = ("expansions", "factory", "outcomes", "schema")
+    __slots__ = ("expansions", "factory", "outcomes", "random", "schema")
 
     def __init__(self, func: Any) -> None:
         self.schema: OpSchema = describe_op(func)
+        self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
         self.expansions: dict[tuple[Any, ...], Outcome] = {}
         self.factory = "device" in self.schema.position

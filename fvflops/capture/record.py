@@ -130,7 +130,7 @@ def _by_shapes(
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
             other, _ = _another_way(error)
-            if vocabulary == "composite" and other == "core":
+            if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
                 vocabulary = other
                 continue
             line = run.why_not(error)

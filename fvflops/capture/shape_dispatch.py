@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, 
 from fvflops.capture.signature import describe, describe_result, normalise
 from fvflops.trace import Signature
 
-# Integer and bool tensors of up to this many elements keep their numbers: ids, positions, masks, lengths.
+# Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
+# lengths) or made of nothing but such and constants.
 CONCRETE_LIMIT = 1 << 20
 
 _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
@@ -39,7 +39,8 @@ _Seen = tuple[torch.Tensor, Metadata, int]
 class ShapeMode(TorchDispatchMode):
     """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
 
-    Results of floating point have no numbers; small integer and bool tensors whose arguments are known are computed.
+    Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
+    small integer and bool tensors and constants alone is computed.
     Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
     name.
     """
@@ -66,6 +67,7 @@ class ShapeMode(TorchDispatchMode):
         self._plans: dict[int, _Plan] = {}
         self._seen: dict[int, _Seen] = {}
         self._lost: set[int] = set()
+        self._held: set[int] = set()
         self._numbers: dict[int, int] = {}
         # The ops seen inside the composite op that is being looked into, and the storages they read and write.
         self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
@@ -90,6 +92,7 @@ class ShapeMode(TorchDispatchMode):
         mine = self._mine
         for item in set(metadata):
             mine.get(item) or self._adapt(item)
+        self._held.update([storage._cdata for storage in storages])
         self._seen.update(
             {
                 id(tensor): (tensor, mine[item], number)
@@ -99,9 +102,7 @@ class ShapeMode(TorchDispatchMode):
 
     def _adapt(self, metadata: Metadata) -> Metadata:
         """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
-        known = (
-            metadata.dtype in _WHOLE and metadata.device.type != "meta" and math.prod(metadata.shape) <= CONCRETE_LIMIT
-        )
+        known = metadata.dtype in _WHOLE and _could_stay(metadata)
         device = self._devices.get(metadata.device, metadata.device)
         adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits)
         self._mine[metadata] = adapted
@@ -326,8 +327,12 @@ class ShapeMode(TorchDispatchMode):
             raise error
         real = metadata_of(tensor)
         metadata = self._mine.get(real) or self._adapt(real)
-        if metadata.known and self._lost and tensor.untyped_storage()._cdata in self._lost:
+        storage = tensor.untyped_storage()._cdata
+        if storage in self._lost:
             metadata = _unknown(metadata)
+        elif not metadata.known and storage not in self._held and _could_stay(real):
+            # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
+            metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
         return tensor, metadata, self._recorder.storage_of(tensor, "op")
 
     def _learn(
@@ -365,11 +370,8 @@ class ShapeMode(TorchDispatchMode):
         except Exception as error:
             self._fail(name, error)
             raise
-        if known and not outcome.concrete:
-            outcome.concrete = all(
-                item.metadata is None or (item.metadata.dtype in _WHOLE and item.metadata.numel <= CONCRETE_LIMIT)
-                for item in outcome.outputs
-            )
+        if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
+            outcome.run_for_real()
         if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
             outcome.signature = self._signature(op, args, kwargs, outcome.outputs, outcome.build)
         outcome.remembered = remember
@@ -470,6 +472,15 @@ class ShapeMode(TorchDispatchMode):
     def _fail(self, name: str, error: Exception) -> None:
         if self.failure is None:
             self.failure = name, self._recorder.where(), error
+
+
+def _could_stay(metadata: Metadata) -> bool:
+    return metadata.device.type != "meta" and metadata.numel <= CONCRETE_LIMIT
+
+
+def _stays(metadata: Metadata, op: KnownOp) -> bool:
+    """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
+    return metadata.numel <= (1 if op.random and metadata.dtype not in _WHOLE else CONCRETE_LIMIT)
 
 
 def _unknown(metadata: Metadata) -> Metadata:

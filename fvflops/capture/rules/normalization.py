@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def statistics(input: torch.Tensor, *_: Any) -> _Pair:
     """Return two numbers for each channel, in single precision where the input has half."""
-    half = input.dtype in (torch.float16, torch.bfloat16)
-    return tuple(  # type: ignore[return-value]
-        input.new_empty(input.shape[1], dtype=torch.float32 if half else input.dtype) for _ in range(2)
-    )
+    dtype = torch.float32 if input.dtype in _HALF else input.dtype
+    return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
 
 
 def like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -47,7 +46,30 @@ def sums_backward(
 def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
     """Return the normalised input, what is kept for the backward pass (nothing in evaluation), and the rest."""
     output, *kept = getattr(torch.ops.aten, name)(*args)
-    return (output, *kept) if trains(*args) else (output, *(item.new_empty(0) for item in kept[:2]), *kept[2:])
+    dtype = statistics_dtype(*args[:5])
+    size = None if trains(*args) else 0
+    first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
+    running = zip(kept[2:], args[3:5], strict=False)  # a copy of each running statistic, or one tensor of bytes
+    return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
+
+
+def normalise_layer(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return the normalised input, and the means and inverse deviations."""
+    output, *kept = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    dtype = statistics_dtype(input, weight, bias)
+    return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
+
+
+def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
+    """Return the dtype of a CPU kernel's statistics: the input's, where the parameters have it too."""
+    dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
+    return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
 
 
 def _says_so(*args: Any) -> bool:
@@ -74,4 +96,5 @@ CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
     "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
     "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
+    "aten::native_layer_norm": normalise_layer,
 }

@@ -32,6 +32,11 @@ def alike(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
     return _new(self.shape, self) if _plain(self) else NotImplemented
 
 
+def soft(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
+    """Return a tensor like the first; the third argument is a dtype, or says that half becomes single precision."""
+    return _new(self.shape, self) if _plain(self) and dtype in (None, False) else NotImplemented
+
+
 def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of an op on each pair of elements, the smaller tensor repeated."""
     if isinstance(other, torch.Tensor):
@@ -276,7 +281,7 @@ def attend(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Return [batch, heads, queries, features], as the fused kernels lay it out: heads after queries."""
+    """Return [batch, heads, queries, features], laid out as the queries are, which is what the fused kernels do."""
     fused = (
         query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
@@ -291,13 +296,12 @@ def attend(
     )
     if not fused:
         return NotImplemented
-    batch, heads, queries, features = query.shape
-    return _new((batch, queries, heads, features), query).transpose(1, 2)
+    return torch.empty_like(query)
 
 
 _ALIKE = (
     "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish relu relu6 sigmoid silu softplus tanh exp log "
-    "sqrt rsqrt sin cos neg softmax.int log_softmax.int _softmax _log_softmax erf"
+    "sqrt rsqrt sin cos neg erf"
 )
 _PAIRS = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor gelu_backward hardsigmoid_backward hardswish_backward silu_backward "
@@ -312,6 +316,7 @@ QUICK: dict[str, _Rule] = {
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
+    **{f"aten::{name}": soft for name in ("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")},
     "aten::adaptive_avg_pool2d": adaptive_pool,
     "aten::addmm": add_product,
     "aten::avg_pool2d": average_pool,
