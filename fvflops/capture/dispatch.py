@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
-from fvflops.capture.signature import known_schema, tensors_of
+from fvflops.capture.signature import known_schema, normalise, tensors_of
 
 
 class RecordingMode(TorchDispatchMode):
@@ -48,8 +48,9 @@ class RecordingMode(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         self._undo_log.before(schema, args, kwargs, self._recorder.fresh)
+        inputs = normalise(schema, args, kwargs)
         result = func(*args, **kwargs)
-        self._recorder.call(func, args, kwargs, result)
+        self._recorder.call(schema, inputs, args, kwargs, result)
         return result
 
 

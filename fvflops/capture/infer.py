@@ -85,6 +85,7 @@ class Inference:
             for index, (meta, metadata) in enumerate(zip(metas, self._metadata, strict=True))
             if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
         )
+        changed = dict(grown)
         written = {
             id(tensor)
             for value in written_arguments(self.schema, args, kwargs)
@@ -98,7 +99,9 @@ class Inference:
                 return Output(None, value=item)
             same = identities.get(id(item))
             if same is not None:
-                return Output(self._metadata[same], same, True)
+                return Output(changed.get(same, self._metadata[same]), same, True)
+            if item.device != META:
+                return Output(None, value=item)  # numbers that the rule knows
             source = storages.get(item.untyped_storage()._cdata)
             device = home if source is None else self._metadata[source].device
             return Output(self._metadata_of(item, device), source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.shape_tensor import ShapeTensor
-from fvflops.capture.signature import describe_result, describe_tensor, known_schema, normalise, tensors_of
+from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
 from fvflops.trace import Event, ModuleTree, Region, RegionSignature, Signature, StopsAt, Storage, Trace, Value
 from fvflops.trace.rows import Rows
 
@@ -25,7 +25,7 @@ class Recorder:
 
     `fresh` maps the storages that the run itself made to their ids; what is not in it existed before. `stack` is the
     stack that is open now. `backward` says that ops can run inside a backward pass. `events` and `storages` are the
-    rows of what the Trace will hold under these names.
+    rows of what the Trace will hold under these names, and `describe` makes the spec of a tensor.
     """
 
     def __init__(self, stops_at: StopsAt, *, backward: bool = True) -> None:
@@ -35,6 +35,7 @@ class Recorder:
         self.stack = 0
         self.fresh: dict[int, int] = {}
         self.backward = backward
+        self.describe: Callable[[torch.Tensor], Value] = describe_tensor
         self._known: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.storages: list[tuple[Any, ...]] = []
@@ -65,7 +66,7 @@ class Recorder:
         """
         stack = self.stack
         token = len(self._open)
-        self._open.append((region, stack, specs_of(values), owner))
+        self._open.append((region, stack, self._specs(values), owner))
         row = ("enter", region, stack)
         self.events.append((*row, self._phase(), self._thread_number()) if self.backward else row)
         inner = self._inner.get((stack, region))
@@ -82,11 +83,11 @@ class Recorder:
         """
         region, outer, inputs, _ = self._open[token]
         if kwargs:
-            inputs += specs_of(kwargs)
+            inputs += self._specs(kwargs)
         del self._open[token:]
         if error is not None and error is not self._raised[0]:
             self._raised = error, self.stack
-        outputs = _NO_TENSORS if error is not None else specs_of(values)
+        outputs = _NO_TENSORS if error is not None else self._specs(values)
         last = self._last_calls.get(region)
         if last is not None and last[0] == inputs and last[1] == outputs:
             number = last[2]
@@ -134,12 +135,11 @@ class Recorder:
         self._decomposed.add(name)
         self._active.add(self.stack)
 
-    def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Take down one op call, after it ran."""
-        schema = known_schema(op)
-        signature = Signature(
-            schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text
-        )
+    def call(
+        self, schema: OpSchema, inputs: tuple[Value, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Take down one op call, after it ran; `inputs` are the normalised arguments as they were before."""
+        signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
         reads = self._storages_of((*args, *kwargs.values()), "outside")
         self.add(self.number(signature), reads, self._storages_of((result,), "op"))
 
@@ -206,6 +206,14 @@ class Recorder:
             complete=complete,
         )
 
+    def _specs(self, values: Any) -> tuple[Value, ...]:
+        """Return the specs of the tensors in nested values, in order."""
+        if type(values) is ShapeTensor:
+            return (values.metadata.spec,)
+        if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
+            return (values[0].metadata.spec,)
+        return tuple([self.describe(tensor) for tensor in tensors_of(values)])
+
     def _phase(self) -> str:
         return "backward" if self.backward and torch._C._current_autograd_node() is not None else "forward"
 
@@ -250,12 +258,3 @@ def _device_name(device: torch.device) -> str:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def specs_of(values: Any) -> tuple[Value, ...]:
-    """Return the specs of the tensors in nested values, in order."""
-    if type(values) is ShapeTensor:
-        return (values.metadata.spec,)
-    if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
-        return (values[0].metadata.spec,)
-    return tuple([describe_tensor(tensor) for tensor in tensors_of(values)])

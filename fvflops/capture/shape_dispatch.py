@@ -17,8 +17,8 @@ from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.rules.quick import quickly
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
-from fvflops.capture.signature import describe, describe_result, normalise
-from fvflops.trace import Signature
+from fvflops.capture.signature import describe, describe_result, describe_tensor, normalise
+from fvflops.trace import Signature, TensorSpec
 
 # Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
 # lengths) or made of nothing but such and constants.
@@ -62,6 +62,7 @@ class ShapeMode(TorchDispatchMode):
         self.rules = rules
         self.failure: tuple[str, str, Exception] | None = None
         self._recorder = recorder
+        recorder.describe = self._spec
         self._undo_log = undo_log
         self._devices = {META: device, **dict.fromkeys(homes, device)}
         self._plans: dict[int, _Plan] = {}
@@ -349,15 +350,16 @@ class ShapeMode(TorchDispatchMode):
         metadata = [self._metadata_of(tensor) for tensor in tensors]
         known = all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self.device)
+        rule = quickly(name, self.rules.instead(name) or func)
         remember = True
         try:
             try:
-                outcome = inference.run(quickly(name, self.rules.instead(name) or func), args, kwargs)
+                outcome = inference.run(rule, args, kwargs)
             except Exception as error:
                 if known and tensors and isinstance(func, torch._ops.OpOverload):
                     outcome = Outcome(None, concrete=True)
                 elif any(item.known for item in metadata):
-                    outcome, remember = inference.run(func, args, kwargs, keep_known=True), False
+                    outcome, remember = inference.run(rule, args, kwargs, keep_known=True), False
                 elif self.rules.needs_values(name) and self._values_at_hand(tensors):
                     outcome, remember = Outcome(None, concrete=True), False
                 else:
@@ -400,8 +402,9 @@ class ShapeMode(TorchDispatchMode):
             )
         )
 
-    def _spec(self, tensor: torch.Tensor) -> Any:
-        return self._metadata_of(tensor).spec
+    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+        plain = tensor.layout is torch.strided and not tensor.is_nested
+        return self._metadata_of(tensor).spec if plain else describe_tensor(tensor)
 
     def _metadata_of(self, tensor: torch.Tensor) -> Metadata:
         if type(tensor) is ShapeTensor:

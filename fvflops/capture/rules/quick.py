@@ -287,7 +287,8 @@ def attend(
         and query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS
         and query.shape[::3] == key.shape[::3] == value.shape[::3]
-        and query.shape[1] == key.shape[1] == value.shape[1]
+        and key.shape[1] == value.shape[1]
+        and (query.shape[1] == key.shape[1] or options.get("enable_gqa", False))
         and key.shape[2] == value.shape[2]
         and not (is_causal and attn_mask is not None)
         and (attn_mask is None or attn_mask.dim() in (2, 4))

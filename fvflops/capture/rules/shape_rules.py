@@ -23,6 +23,7 @@ from fvflops.capture.rules import (
     recurrence,
     sampling,
     selections,
+    sequences,
 )
 from fvflops.capture.rules.assumptions import can_be_assumed, check_assumptions, given_for, read_value
 from fvflops.trace.signature import packet_of
@@ -44,6 +45,7 @@ RULES: dict[str, Rule] = {
     **recurrence.RULES,
     **sampling.RULES,
     **selections.RULES,
+    **sequences.RULES,
 }
 
 # Where torch's rule is right for CUDA, and the CPU's kernel differs.
