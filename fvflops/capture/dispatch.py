@@ -11,23 +11,52 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
+from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import known_schema, normalise, tensors_of
 
 
-class RecordingMode(TorchDispatchMode):
-    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log first."""
+def is_foreign(types: Sequence[type]) -> bool:
+    """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
+    return any([cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types])
+
+
+class WrapperAware(TorchDispatchMode):
+    """A dispatch mode that leaves wrappers to themselves, and sees the ops inside."""
 
     supports_higher_order_operators = True
-
-    def __init__(self, recorder: Recorder, undo_log: UndoLog) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self._undo_log = undo_log
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # torch would wrap the handler, at 1 µs a call, against a compiler that does not run while a recording lasts.
         return False
+
+    def leave_to_wrapper(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what makes torch ask the wrapper; of a DTensor's composite op the parts are asked for.
+
+        For a composite op DTensor has no rule, and would try its parts out at the global shape, in sight of this mode.
+        """
+        if known_schema(func).composite and any([cls.__name__ == "DTensor" for cls in types]):
+            with self:
+                return func.decompose(*args, **kwargs)
+        return NotImplemented
+
+
+def is_fake(types: Sequence[type]) -> bool:
+    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
+    if types:
+        return FakeTensor in types
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+class RecordingMode(WrapperAware):
+    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log first."""
+
+    def __init__(self, recorder: Recorder, undo_log: UndoLog) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._undo_log = undo_log
 
     def __torch_dispatch__(
         self,
@@ -37,9 +66,8 @@ class RecordingMode(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
-        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
-            # A wrapper (DTensor, a quantised weight) runs its own rule; this mode then sees the ops inside.
-            return NotImplemented
+        if is_foreign(types):
+            return self.leave_to_wrapper(func, types, args, kwargs)
         if is_fake(types):
             return func(*args, **kwargs)
         schema = known_schema(func)
@@ -52,13 +80,6 @@ class RecordingMode(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._recorder.call(schema, inputs, args, kwargs, result)
         return result
-
-
-def is_fake(types: Sequence[type]) -> bool:
-    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
-    if types:
-        return FakeTensor in types
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -122,7 +122,7 @@ def _by_shapes(
     on_meta = any(home.type == "meta" for home in of_model)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
-    rules = ShapeRules(assume, exact=may_fall_back)
+    rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
     vocabulary = "composite" if loss is None else "core"
     while True:
         run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss)
@@ -136,10 +136,18 @@ def _by_shapes(
             line = run.why_not(error)
             if may_fall_back:
                 return line
-            if run.failure is None or not isinstance(run.failure[2], (ValueNeeded, NotImplementedError)):
+            if not _wants_numbers(error if run.failure is None else run.failure[2]):
                 raise
             what = "pass real weights" if on_meta else 'use execution="auto"'
-            raise ExecutionError(f"{line}: {what}, or give the op a size: assume={{{run.failure[0]!r}: ...}}") from error
+            if run.failure is not None and rules.can_assume(run.failure[0]):
+                what += f", or give the op a size: assume={{{run.failure[0]!r}: ...}}"
+            raise ExecutionError(f"{line}: {what}") from error
+
+
+def _wants_numbers(error: Exception) -> bool:
+    """Return whether an error comes of running by shapes: a number that is not there, or a shape rule."""
+    said = ("data is not allocated yet", "no fake impl registered")
+    return isinstance(error, (ValueNeeded, NotImplementedError)) or any(text in str(error) for text in said)
 
 
 def _for_real(

@@ -58,14 +58,16 @@ class UndoLog:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in fresh and key not in self._saved:
-            self._saved[key] = (storage, storage.clone())
+            with _disable_current_modes():  # copying a storage is ops too
+                self._saved[key] = (storage, storage.clone())
 
     def undo(self) -> None:
         """Put the saved contents back."""
-        for storage, contents in self._saved.values():
-            if storage.nbytes() != contents.nbytes():
-                storage.resize_(contents.nbytes())
-            storage.copy_(contents)
+        with _disable_current_modes():
+            for storage, contents in self._saved.values():
+                if storage.nbytes() != contents.nbytes():
+                    storage.resize_(contents.nbytes())
+                storage.copy_(contents)
         self._saved.clear()
 
 
@@ -142,7 +144,7 @@ class Snapshot:
             or tensor.shape != known.shape
             or tensor.stride() != known.stride
             or tensor.requires_grad != requires_grad
-            or (tensor.is_leaf and tensor.grad is not grad)
+            or (tensor.grad if tensor.is_leaf else None) is not grad
             for tensor, storage, offset, known, requires_grad, grad in zip(
                 reading.tensors, reading.storages, reading.offsets, metadata, reading.requires_grad, self._grads
             , strict=True)
@@ -249,6 +251,8 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
+    if not tensor.is_leaf and not requires_grad and not tensor._is_view():
+        tensor.detach_()  # the run wrote something with a history into it
     if tensor.is_leaf:
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)

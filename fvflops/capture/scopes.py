@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -51,6 +52,8 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
     finally:
         for handle in handles:
             handle.remove()
+            # torch's own removal leaves this entry behind.
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
         # torch runs no hook for an exception that is no Exception, such as KeyboardInterrupt.
         while scopes.modes:
             scopes.modes.pop().__exit__(None, None, None)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.dispatch import is_fake
+from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
 from fvflops.capture.infer import META, Inference, substitute
 from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
 from fvflops.capture.metadata import Metadata, intern, metadata_of
@@ -24,6 +24,9 @@ from fvflops.trace import Signature, TensorSpec
 # lengths) or made of nothing but such and constants.
 CONCRETE_LIMIT = 1 << 20
 
+# A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
+_COUNTER = 1 << 10
+
 _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
@@ -36,7 +39,7 @@ _Plan = tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None
 _Seen = tuple[torch.Tensor, Metadata, int]
 
 
-class ShapeMode(TorchDispatchMode):
+class ShapeMode(WrapperAware):
     """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
 
     Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
@@ -44,8 +47,6 @@ class ShapeMode(TorchDispatchMode):
     Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
     name.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -75,11 +76,6 @@ class ShapeMode(TorchDispatchMode):
         self._mine: dict[Metadata, Metadata] = {}
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # See RecordingMode.
-        return False
 
     def know(
         self,
@@ -130,14 +126,24 @@ class ShapeMode(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if self._nested:
+            args, kwargs = substitute((tuple(args), dict(kwargs or {})), self._adopt, lambda device: device)
+            with _disable_current_modes():  # the run around this one is not to see how it works
+                return self._answer(func, types, args, kwargs)
+        return self._answer(func, types, args, kwargs)
+
+    def _answer(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> Any:
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
         outcomes, op, special, _ = plan
-        if types != _OURS and (_is_foreign(types) or is_fake(types)):
-            return NotImplemented if _is_foreign(types) else func(*args, **(kwargs or {}))
-        if self._nested:
-            args, kwargs = substitute((tuple(args), dict(kwargs or {})), self._adopt, lambda device: device)
+        if types != _OURS:
+            if is_foreign(types):
+                return self.leave_to_wrapper(func, types, args, kwargs or {})
+            if is_fake(types):
+                return func(*args, **(kwargs or {}))
         known = self._seen
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
@@ -190,6 +196,8 @@ class ShapeMode(TorchDispatchMode):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
+                if not outcome.grown and tensors[index].numel() <= _COUNTER and self._values_at_hand(tensors):
+                    return self._compute(func, op, args, kwargs or {}, reads, outcome)
                 self._lose(tensors[index])
         for index, metadata in outcome.grown:
             self._grow(func, args, kwargs or {}, tensors[index], metadata)
@@ -334,7 +342,7 @@ class ShapeMode(TorchDispatchMode):
         elif not metadata.known and storage not in self._held and _could_stay(real):
             # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
             metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
-        return tensor, metadata, self._recorder.storage_of(tensor, "op")
+        return tensor, metadata, self._recorder.storage_of(tensor, "outside")
 
     def _learn(
         self,
@@ -488,8 +496,3 @@ def _stays(metadata: Metadata, op: KnownOp) -> bool:
 
 def _unknown(metadata: Metadata) -> Metadata:
     return intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, False, metadata.bits)
-
-
-def _is_foreign(types: Sequence[type]) -> bool:
-    """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule; the ops inside come back here."""
-    return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)

@@ -86,6 +86,15 @@ class ShapeTensor(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise self.home.run.needs_value("Tensor.__array__")
 
+    def __format__(self, format_spec: str) -> NoReturn:
+        raise self.home.run.needs_value("Tensor.__format__")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise self.home.run.needs_value("Tensor.__reduce_ex__")
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.clone()
+
     @property
     def data(self) -> torch.Tensor:
         """The tensor without its autograd history."""

@@ -13,8 +13,8 @@ from fvflops.capture.shape_tensor import ValueNeeded
 def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the packed elements [sum of lengths, *], and the batch size at each step, which is known."""
     _want(lengths, "aten::_pack_padded_sequence")
-    empty = torch.empty(*input.shape[:2], 0)  # torch itself checks the lengths, on a tensor of no bytes
-    _, batch_sizes = torch.ops.aten._pack_padded_sequence(empty, lengths, batch_first)
+    thin = torch.empty(*input.shape[:2], 1)  # torch itself checks the lengths
+    _, batch_sizes = torch.ops.aten._pack_padded_sequence(thin, lengths, batch_first)
     return input.new_empty((int(lengths.sum()), *input.shape[2:])), batch_sizes
 
 
@@ -23,8 +23,8 @@ def pad(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, which are known."""
     _want(batch_sizes, "aten::_pad_packed_sequence")
-    empty = torch.empty(data.shape[0], 0)
-    padded, lengths = torch.ops.aten._pad_packed_sequence(empty, batch_sizes, batch_first, 0.0, total_length)
+    thin = torch.empty(data.shape[0], 1)
+    padded, lengths = torch.ops.aten._pad_packed_sequence(thin, batch_sizes, batch_first, 0.0, total_length)
     steps, batch = (padded.shape[1], padded.shape[0]) if batch_first else padded.shape[:2]
     output = data.new_empty((steps, batch, *data.shape[1:]))
     return (output.transpose(0, 1) if batch_first else output), lengths
