@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fvflops.capture.memo import Outcome, Output
 from fvflops.capture.metadata import Metadata, bits_of, intern
@@ -39,16 +40,35 @@ def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callab
     return value
 
 
+def take_apart(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
+    """Return the tensors and other values in an op's result, and what makes the result of such; None for a lone one."""
+    if not isinstance(result, (list, tuple)):
+        return [result], None
+    if not any(isinstance(item, (list, tuple)) for item in result):
+        return list(result), tuple if isinstance(result, tuple) else list
+    items, spec = pytree.tree_flatten(result)
+    return items, lambda items: pytree.tree_unflatten(items, spec)
+
+
 class Inference:
-    """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each."""
+    """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each.
+
+    A result that no argument places is on `device`; `stands_for` says for which device one that is asked for stands.
+    """
 
     def __init__(
-        self, schema: OpSchema, tensors: Sequence[torch.Tensor], metadata: Sequence[Metadata], device: torch.device
+        self,
+        schema: OpSchema,
+        tensors: Sequence[torch.Tensor],
+        metadata: Sequence[Metadata],
+        device: torch.device,
+        stands_for: Callable[[torch.device], torch.device],
     ) -> None:
         self.schema = schema
         self._tensors = tensors
-        self._metadata = metadata
+        self.metadata = metadata
         self._device = device
+        self._stands_for = stands_for
 
     def run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
@@ -57,16 +77,22 @@ class Inference:
 
         `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
         """
+        written = {
+            id(tensor)
+            for value in written_arguments(self.schema, args, kwargs)
+            for tensor in tensors_of(value)
+        }
         twins: dict[int, torch.Tensor] = {}
         metas: list[torch.Tensor] = []
-        for index, (tensor, metadata) in enumerate(zip(self._tensors, self._metadata, strict=True)):
+        for index, (tensor, metadata) in enumerate(zip(self._tensors, self.metadata, strict=True)):
             if id(tensor) not in twins:
-                twins[id(tensor)] = tensor if keep_known and metadata.known else twin_of(metadata)
+                kept = keep_known and metadata.known and id(tensor) not in written
+                twins[id(tensor)] = tensor if kept else twin_of(metadata)
             metas.append(twins[id(tensor)])
         devices: list[torch.device] = []
 
         def on_meta(device: torch.device) -> torch.device:
-            devices.append(device)
+            devices.append(self._stands_for(device))
             return META
 
         meta_args = [substitute(value, lambda tensor: twins[id(tensor)], on_meta) for value in args]
@@ -81,16 +107,11 @@ class Inference:
         result = func(*meta_args, **meta_kwargs)
         home = devices[0] if devices else self._common_device()
         grown = tuple(
-            (index, self._metadata_of(meta, metadata.device))
-            for index, (meta, metadata) in enumerate(zip(metas, self._metadata, strict=True))
+            (index, self._describe(meta, metadata.device))
+            for index, (meta, metadata) in enumerate(zip(metas, self.metadata, strict=True))
             if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
         )
         changed = dict(grown)
-        written = {
-            id(tensor)
-            for value in written_arguments(self.schema, args, kwargs)
-            for tensor in tensors_of(value)
-        }
         storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
         identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
 
@@ -99,30 +120,30 @@ class Inference:
                 return Output(None, value=item)
             same = identities.get(id(item))
             if same is not None:
-                return Output(changed.get(same, self._metadata[same]), same, True)
+                return Output(changed.get(same, self.metadata[same]), same, True)
             if item.device != META:
                 return Output(None, value=item)  # numbers that the rule knows
             source = storages.get(item.untyped_storage()._cdata)
-            device = home if source is None else self._metadata[source].device
-            return Output(self._metadata_of(item, device), source)
+            device = home if source is None else self.metadata[source].device
+            return Output(self._describe(item, device), source)
 
-        many = isinstance(result, (list, tuple))
+        items, build = take_apart(result)
         return Outcome(
             signature=None,
-            outputs=tuple(output(item) for item in result) if many else (output(result),),
-            build=(tuple if isinstance(result, tuple) else list) if many else None,
+            outputs=tuple(output(item) for item in items),
+            build=build,
             grown=grown,
             written=tuple(index for index, tensor in enumerate(self._tensors) if id(tensor) in written),
         )
 
-    def _metadata_of(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
+    def _describe(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise NotImplementedError(f"its result has the layout {tensor.layout}")
         return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
 
     def _common_device(self) -> torch.device:
         """Return the device on which an op runs: that of its tensors, a scalar tensor giving way to others."""
-        for metadata in self._metadata:
+        for metadata in self.metadata:
             if metadata.shape:
                 return metadata.device
-        return self._metadata[0].device if self._metadata else self._device
+        return self.metadata[0].device if self.metadata else self._device

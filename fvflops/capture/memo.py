@@ -71,12 +71,13 @@ class Outcome:
 
 
 class KnownOp:
-    """What is known of one op: its schema, the outcomes met so far, whether it can make a tensor from none or random.
+    """What is known of one op: its schema, the outcomes met so far, whether it can make a tensor from
+    none, is random, or writes to its arguments.
 
     `expansions` are outcomes too, of a composite op that comes down to one call of another op on the same tensors.
     """
 
-    __slots__ = ("expansions", "factory", "outcomes", "random", "schema")
+    __slots__ = ("expansions", "factory", "outcomes", "random", "schema", "writes")
 
     def __init__(self, func: Any) -> None:
         self.schema: OpSchema = describe_op(func)
@@ -84,6 +85,7 @@ class KnownOp:
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
         self.expansions: dict[tuple[Any, ...], Outcome] = {}
         self.factory = "device" in self.schema.position
+        self.writes = bool(self.schema.written)
 
 
 _OPS: dict[Any, KnownOp] = {}

@@ -10,6 +10,7 @@ import torch
 
 from fvflops.trace import TensorSpec
 
+_CPU = torch.device("cpu")
 _DTYPE_NAMES: dict[torch.dtype, str] = {}
 _INTERNED: dict[tuple[Any, ...], Metadata] = {}
 
@@ -18,10 +19,11 @@ class Metadata:
     """What torch needs to know of a strided tensor to run an op's shape rule.
 
     Two equal ones are the same object, so that they are compared and hashed by identity. `known` says that the numbers
-    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `spec` is the plain form for a Trace.
+    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `place` is the device, or the CPU where this
+    machine has no such device. `spec` is the plain form for a Trace.
     """
 
-    __slots__ = ("bits", "device", "dtype", "known", "nbytes", "shape", "spec", "stride")
+    __slots__ = ("bits", "device", "dtype", "known", "nbytes", "place", "shape", "spec", "stride")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Metadata:
         self.stride = tuple(map(int, stride))
         self.dtype = dtype
         self.device = device
+        self.place = device if is_here(device) else _CPU
         self.known = known
         self.bits = bits
         self.spec = dense_spec(self.shape, dtype, device)
@@ -84,6 +87,14 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
     bits = bits_of(tensor) if tensor.is_complex() else 0
     key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits)
     return _INTERNED.get(key) or intern(*key)
+
+
+def is_here(device: torch.device) -> bool:
+    """Return whether this torch can hold tensors on a device."""
+    if device.type in ("cpu", "meta"):
+        return True
+    backend = getattr(torch, device.type, None)
+    return bool(backend is not None and hasattr(backend, "is_available") and backend.is_available())
 
 
 def bits_of(tensor: torch.Tensor) -> int:

@@ -9,24 +9,28 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
-from fvflops.capture.metadata import Metadata, metadata_of, metadata_of_leaf
+from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.model import Reading, describe_inputs, unwrap_compiled
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.scopes import module_scopes
-from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.shape_dispatch import OnThisMachine, ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.trace import StopsAt, Trace
@@ -64,7 +68,8 @@ def record(
 
     `execution` is "shapes" (tensors of floating point have no numbers, nothing is computed on them, weights may be on
     the meta device), "real", or "auto": by shapes, and for real where a number turns out to be needed, which is logged.
-    A shape run shows the ops of `device`, by default that of the inputs. `assume` gives sizes to ops whose result's
+    A shape run shows the ops of `device`, by default that of the inputs; under autograd, a machine without that device
+    shows the CPU's kernels. `assume` gives sizes to ops whose result's
     size depends on values: {"aten::nonzero": 100}. A run by shapes that needs a number raises ExecutionError where it
     cannot be made for real.
 
@@ -236,7 +241,7 @@ class _Run:
             if self._vocabulary == "core":
                 args, kwargs = self._stand_in(mode, device)
             try:
-                with self._watched(mode):
+                with self._watched(mode), nullcontext() if is_here(device) else OnThisMachine(device):
                     self._call(args, kwargs)
             finally:
                 self.failure = mode.failure
@@ -285,7 +290,8 @@ class _Run:
             if tensor.device == device or tensor.layout is not torch.strided:
                 return tensor
             if id(tensor) not in twins:
-                twins[id(tensor)] = mode.stand_in(tensor)
+                wraps = is_traceable_wrapper_subclass(tensor)
+                twins[id(tensor)] = _wrap_again(tensor, twin) if wraps else mode.stand_in(tensor)
             return twins[id(tensor)]
 
         for module in self._reading.names:
@@ -341,6 +347,17 @@ class _Run:
                 snapshot.restore()
                 # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
                 torch.clear_autocast_cache()
+
+
+def _wrap_again(tensor: Any, twin: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a wrapper (a DTensor, a quantised weight) like another, around other tensors."""
+    names, context = tensor.__tensor_flatten__()
+    held = {name: getattr(tensor, name) for name in names}
+    inner = {name: twin(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
+    again = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride()).detach()
+    again.requires_grad_(tensor.requires_grad)
+    again._is_param = isinstance(tensor, nn.Parameter)
+    return again
 
 
 def _shape_run_is_on() -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
-from fvflops.capture.infer import META, Inference, substitute
+from fvflops.capture.infer import META, Inference, substitute, take_apart
 from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
-from fvflops.capture.metadata import Metadata, intern, metadata_of
+from fvflops.capture.metadata import Metadata, intern, is_here, metadata_of
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -66,6 +67,8 @@ class ShapeMode(WrapperAware):
         recorder.describe = self._spec
         self._undo_log = undo_log
         self._devices = {META: device, **dict.fromkeys(homes, device)}
+        if not is_here(device):
+            self._devices[torch.device("cpu")] = device
         self._plans: dict[int, _Plan] = {}
         self._seen: dict[int, _Seen] = {}
         self._lost: set[int] = set()
@@ -174,6 +177,9 @@ class ShapeMode(WrapperAware):
                 key.append(self._key(value, tensors, reads))
         if op.factory:
             key.append(self.device)
+        if op.writes and len({*map(id, tensors)}) < len(tensors):
+            places = [*map(id, tensors)]
+            key.append(("one tensor", *map(places.index, places)))
         outcome = outcomes.get(tuple(key))
         if outcome is None:
             if special is not None:
@@ -203,9 +209,12 @@ class ShapeMode(WrapperAware):
             self._grow(func, args, kwargs or {}, tensors[index], metadata)
         results: list[Any] = []
         writes: list[int] = []
+        real: list[Any] = []
         for metadata, source, same, value in outcome.outputs:
             if metadata is None:
                 results.append(value)
+                if isinstance(value, torch.Tensor):
+                    writes.append(self._recorder.storage_of(value, "op"))
             elif source is None:
                 index = self._new_storage(metadata)
                 writes.append(index)
@@ -219,12 +228,30 @@ class ShapeMode(WrapperAware):
                     results.append(make(metadata, tensor.home))
                 else:
                     # A view of a real tensor is made for real: it costs nothing and aliases.
-                    real = func(*args, **(kwargs or {}))
-                    self._note(outcome, reads, writes)
-                    return real
+                    real = real or self._view(func, args, kwargs or {}, tensors, outcome)
+                    results.append(real[len(results)])
         result = results[0] if outcome.build is None else outcome.build(results)
         self._note(outcome, reads, writes)
         return result
+
+    def _view(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        outcome: Outcome,
+    ) -> list[Any]:
+        """Return the results of a view op, real views of the tensors that are real; None stands for the others."""
+        if not any([type(tensor) is ShapeTensor for tensor in tensors]):
+            return take_apart(func(*args, **kwargs))[0]
+        # Ops that make views of several tensors at once, as broadcast_tensors, begin where their argument begins.
+        return [
+            None
+            if metadata is None or source is None or type(tensors[source]) is ShapeTensor
+            else tensors[source].as_strided(metadata.shape, metadata.stride)
+            for metadata, source, _, _ in outcome.outputs
+        ]
 
     def _new_storage(self, metadata: Metadata) -> int:
         storages = self._recorder.storages
@@ -240,9 +267,9 @@ class ShapeMode(WrapperAware):
             if outcome.remembered:
                 self._numbers[id(outcome)] = number
         if recorder.backward:
-            recorder.add(number, tuple(reads), tuple(writes))
+            recorder.add(number, _once(reads), _once(writes))
         else:
-            recorder.events.append(("op", number, recorder.stack, "forward", 0, tuple(reads), tuple(writes)))
+            recorder.events.append(("op", number, recorder.stack, "forward", 0, _once(reads), _once(writes)))
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
 
@@ -266,7 +293,7 @@ class ShapeMode(WrapperAware):
     ) -> Any:
         """Look into a composite op; if that comes down to one new tensor of one op, remember that."""
         self._recorder.decompose(op.schema.name)
-        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self._real_device)
+        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self._stands_for)
         outer, self._inside = self._inside, []
         try:
             with self:
@@ -299,7 +326,7 @@ class ShapeMode(WrapperAware):
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
-    def _real_device(self, device: torch.device) -> torch.device:
+    def _stands_for(self, device: torch.device) -> torch.device:
         return self._devices.get(device, device)
 
     def _key(self, value: Any, tensors: list[torch.Tensor], reads: list[int]) -> Any:
@@ -357,26 +384,18 @@ class ShapeMode(WrapperAware):
         name = op.schema.name
         metadata = [self._metadata_of(tensor) for tensor in tensors]
         known = all(item.known for item in metadata)
-        inference = Inference(op.schema, tensors, metadata, self.device)
+        inference = Inference(op.schema, tensors, metadata, self.device, self._stands_for)
         rule = quickly(name, self.rules.instead(name) or func)
         remember = True
         try:
             try:
                 outcome = inference.run(rule, args, kwargs)
             except Exception as error:
-                if known and tensors and isinstance(func, torch._ops.OpOverload):
-                    outcome = Outcome(None, concrete=True)
-                elif any(item.known for item in metadata):
-                    outcome, remember = inference.run(rule, args, kwargs, keep_known=True), False
-                elif self.rules.needs_values(name) and self._values_at_hand(tensors):
-                    outcome, remember = Outcome(None, concrete=True), False
+                computable = known and tensors and isinstance(func, torch._ops.OpOverload)
+                if computable or (self.rules.needs_values(name) and self._values_at_hand(tensors)):
+                    outcome, remember = Outcome(None, concrete=True), bool(computable)
                 else:
-                    sized = self.rules.sized(name)
-                    if sized is None:
-                        if not self.rules.needs_values(name):
-                            raise
-                        raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
-                    outcome, remember = inference.run(sized, args, kwargs), False
+                    outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
         except Exception as error:
             self._fail(name, error)
             raise
@@ -389,6 +408,28 @@ class ShapeMode(WrapperAware):
             op.outcomes[key] = outcome
         return outcome
 
+    def _learn_by_values(
+        self,
+        name: str,
+        inference: Inference,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        error: Exception,
+    ) -> Outcome:
+        """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
+        if any(item.known for item in inference.metadata):
+            try:
+                return inference.run(rule, args, kwargs, keep_known=True)
+            except Exception as second:
+                error = second
+        sized = self.rules.sized(name)
+        if sized is not None:
+            return inference.run(sized, args, kwargs)
+        if self.rules.needs_values(name) and not isinstance(error, ValueNeeded):
+            raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
+        raise error
+
     def _signature(
         self,
         op: KnownOp,
@@ -398,8 +439,9 @@ class ShapeMode(WrapperAware):
         build: Callable[[list[Any]], Any] | None,
     ) -> Signature:
         schema = op.schema
-        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), self._spec, self._real_device)
+        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), self._spec, self._stands_for)
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
+        results = [self._spec(item) if isinstance(item, torch.Tensor) else item for item in results]
         return intern_signature(
             Signature(
                 schema.name,
@@ -445,18 +487,16 @@ class ShapeMode(WrapperAware):
             (tuple(args), dict(kwargs)), lambda tensor: tensor, lambda device: here if device in self._devices else device
         )
         result = func(*real_args, **real_kwargs)
-        many = isinstance(result, (list, tuple))
-        items = result if many else (result,)
+        items, build = take_apart(result)
         signature = outcome.signature
         if signature is None:
             outputs = [
                 Output(self._metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
                 for item in items
             ]
-            build = type(result) if many else None
             signature = self._signature(op, args, kwargs, outputs, build)
         writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
-        self._recorder.add(self._recorder.number(signature), tuple(reads), tuple(writes))
+        self._recorder.add(self._recorder.number(signature), _once(reads), _once(writes))
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result
@@ -483,6 +523,37 @@ class ShapeMode(WrapperAware):
     def _fail(self, name: str, error: Exception) -> None:
         if self.failure is None:
             self.failure = name, self._recorder.where(), error
+
+
+def _once(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(numbers) if len(numbers) < 2 else tuple(dict.fromkeys(numbers))
+
+
+class OnThisMachine(TorchFunctionMode):
+    """A function mode that asks for the CPU where a model asks for a device that this machine has not.
+
+    torch would refuse before any op is dispatched.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._kind = device.type
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == self._kind and args:  # Tensor.cuda()
+            return args[0]
+        here = torch.device("cpu")
+        args, kwargs = substitute(
+            (tuple(map(self._parse, args)), {name: self._parse(value) for name, value in (kwargs or {}).items()}),
+            lambda tensor: tensor,
+            lambda device: here if device.type == self._kind else device,
+        )
+        return func(*args, **kwargs)
+
+    def _parse(self, value: Any) -> Any:
+        return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._kind else value
 
 
 def _could_stay(metadata: Metadata) -> bool:

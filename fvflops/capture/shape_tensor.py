@@ -96,6 +96,25 @@ class ShapeTensor(torch.Tensor):
         return self.clone()
 
     @property
+    def device(self) -> torch.device:
+        """The device that the run answers for, which this machine need not have."""
+        return self.metadata.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether that device is a CUDA device."""
+        return self.metadata.device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether that device is the CPU."""
+        return self.metadata.device.type == "cpu"
+
+    def get_device(self) -> int:
+        """Return the device's number, -1 for the CPU."""
+        return -1 if self.metadata.device.index is None else self.metadata.device.index
+
+    @property
     def data(self) -> torch.Tensor:
         """The tensor without its autograd history."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
@@ -122,7 +141,7 @@ def make(metadata: Metadata, home: Place, requires_grad: bool = False) -> ShapeT
         None,
         metadata.dtype,
         torch.strided,
-        metadata.device,
+        metadata.place,
         False,
         requires_grad,
     )

@@ -37,6 +37,12 @@ def soft(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) 
     return _new(self.shape, self) if _plain(self) and dtype in (None, False) else NotImplemented
 
 
+def soft_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+    """Return a tensor like the gradient."""
+    plain = _plain(grad_output, output) and input_dtype is grad_output.dtype
+    return _new(grad_output.shape, grad_output) if plain else NotImplemented
+
+
 def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of an op on each pair of elements, the smaller tensor repeated."""
     if isinstance(other, torch.Tensor):
@@ -139,8 +145,9 @@ def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bia
     kept = [item for item in (weight, bias) if item is not None]
     if not _plain(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
-    keeps = rest[2] if trains is None else trains
-    size = input.shape[1] if keeps else 0
+    if not (rest[2] if trains is None else trains):
+        return NotImplemented  # what is kept in evaluation is the device's matter
+    size = input.shape[1]
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
 
 
@@ -306,7 +313,7 @@ _ALIKE = (
 )
 _PAIRS = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor gelu_backward hardsigmoid_backward hardswish_backward silu_backward "
-    "sigmoid_backward tanh_backward threshold_backward _softmax_backward_data _log_softmax_backward_data mul.Scalar "
+    "sigmoid_backward tanh_backward threshold_backward mul.Scalar "
     "div.Scalar add.Scalar sub.Scalar"
 )
 _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu_ relu6_ sigmoid_ silu_ tanh_"
@@ -318,6 +325,8 @@ QUICK: dict[str, _Rule] = {
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
     **{f"aten::{name}": soft for name in ("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")},
+    "aten::_log_softmax_backward_data": soft_backward,
+    "aten::_softmax_backward_data": soft_backward,
     "aten::adaptive_avg_pool2d": adaptive_pool,
     "aten::addmm": add_product,
     "aten::avg_pool2d": average_pool,

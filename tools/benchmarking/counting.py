@@ -1,0 +1,41 @@
+"""The calls of fvflops that are timed; no other file of the benchmark knows its interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis, load_table
+from fvflops.capture.memo import clear_memo
+from fvflops.capture.record import record
+from fvflops.metrics import TablePricer
+
+__all__ = ["clear_memo", "count", "count_macs", "count_really"]
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def count(model: nn.Module, value: torch.Tensor, loss: Loss | None = None) -> int:
+    """Return the flops of a forward run, or with a loss of forward and backward, from nothing to the number."""
+    return _analyse(model, value, loss).total()
+
+
+def count_macs(model: nn.Module, value: torch.Tensor) -> int:
+    """Return the multiply-adds alone of a forward run."""
+    return sum(entry.macs for entry in _analyse(model, value, None).counts().entries)
+
+
+def count_really(model: nn.Module, value: torch.Tensor) -> int:
+    """Return the flops of a forward run that computes its numbers."""
+    return FlopCountAnalysis(model, value, execution="real").total()
+
+
+def _analyse(model: nn.Module, value: torch.Tensor, loss: Loss | None) -> FlopCountAnalysis:
+    if loss is None:
+        return FlopCountAnalysis(model, value)
+    stops_at = TablePricer(load_table("default"), "flops").stops_at
+    trace = record(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
+    return FlopCountAnalysis.from_trace(trace)

@@ -1,0 +1,125 @@
+"""The probe: one measurement that needs a process of its own, printed as JSON.
+
+python -m benchmarking.probe first CASE STEP CONTENDER; python -m benchmarking.probe repeat NAME SHARE
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarking.cases import CASES, Step
+from benchmarking.contenders import Subjects
+from benchmarking.counting import count
+from benchmarking.memory import forget_peak, peak_megabytes, resident_megabytes
+from fvflops.zoo import build
+
+_TOOLS = Path(__file__).resolve().parent.parent
+
+
+def start_probe(*arguments: str) -> dict[str, Any]:
+    """Run this file in a new process and return what it measured; RuntimeError with its last line where it failed."""
+    path = os.pathsep.join([str(_TOOLS), str(_TOOLS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarking.probe", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        raise RuntimeError(result.stderr.strip().splitlines()[-1][:200] if result.stderr.strip() else "it failed")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def measure_first(case_name: str, step: Step, contender: str) -> dict[str, Any]:
+    """Return the seconds of a process' first bare run or first count, and the memory that it takes over the model."""
+    subjects = Subjects(CASES[case_name], step)
+    run = {"bare": subjects.meta.run, "fvflops": subjects.weightless.count}[contender]
+    gc.collect()
+    forget_peak()
+    before = resident_megabytes()
+    begun = time.perf_counter()
+    counted = run()
+    seconds = time.perf_counter() - begun
+    after, peak = resident_megabytes(), peak_megabytes()
+    grown = None if before is None or after is None or peak is None else [after - before, peak - before]
+    return {"seconds": seconds, "counted": counted, "megabytes": grown}
+
+
+def _same_image(name: str, size: int, channels: int) -> Callable[[int], tuple[nn.Module, torch.Tensor]]:
+    model, image = build(name).eval(), torch.zeros(1, channels, size, size)
+    return lambda index: (model, image)
+
+
+def _other_batches() -> Callable[[int], tuple[nn.Module, torch.Tensor]]:
+    model = build("lenet5").eval()
+    return lambda index: (model, torch.zeros(1 + index, 1, 28, 28))
+
+
+def _other_models() -> Callable[[int], tuple[nn.Module, torch.Tensor]]:
+    return lambda index: (build("lenet5").eval(), torch.zeros(1, 1, 28, 28))
+
+
+# Name → how often, whether with backward, and what the n-th analysis is of.
+REPEATS: dict[str, tuple[int, bool, Callable[[], Callable[[int], tuple[nn.Module, torch.Tensor]]]]] = {
+    "LeNet-5": (1000, False, lambda: _same_image("lenet5", 28, 1)),
+    "LeNet-5, forward+backward": (1000, True, lambda: _same_image("lenet5", 28, 1)),
+    "LeNet-5, each time another batch size": (1000, False, _other_batches),
+    "LeNet-5, each time another model": (1000, False, _other_models),
+    "ResNet-50": (100, False, lambda: _same_image("resnet50", 224, 3)),
+}
+
+
+def measure_repeats(name: str, share: float = 1.0) -> dict[str, Any]:
+    """Return the seconds of each of many analyses in a row, and how memory and Python's objects grew over them."""
+    times, backward, prepare = REPEATS[name]
+    times = max(20, int(times * share))
+    subject = prepare()
+    loss = (lambda result: result.sum()) if backward else None
+    for _ in range(5):
+        count(*subject(0), loss)
+    gc.collect()
+    objects, before = len(gc.get_objects()), resident_megabytes()
+    seconds = []
+    for index in range(times):
+        model, value = subject(index)
+        begun = time.perf_counter()
+        count(model, value, loss)
+        seconds.append(time.perf_counter() - begun)
+    del model, value
+    gc.collect()
+    after = resident_megabytes()
+    part = times // 10
+    return {
+        "times": times,
+        "first": statistics.median(seconds[:part]),
+        "last": statistics.median(seconds[-part:]),
+        "objects": len(gc.get_objects()) - objects,
+        "megabytes": None if before is None or after is None else after - before,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Make the measurement that the arguments name and print it."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    kind, *rest = arguments
+    result = measure_first(*rest) if kind == "first" else measure_repeats(rest[0], float(rest[1]))
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""The sections: each measures one part of the benchmark and returns its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from benchmarking.cases import CASES, STEPS, Step
+from benchmarking.contenders import CONTENDERS, RATIOS, Subjects
+from benchmarking.counting import count_macs, count_really
+from benchmarking.figure import Figure, summarise_ratios, summarise_values
+from benchmarking.growth import GROWTHS, list_runs
+from benchmarking.probe import REPEATS, start_probe
+from benchmarking.rounds import Limits, Rounds, Run, run_rounds
+from fvflops.zoo import build
+
+# The cases whose first count is measured in new processes too: a process a measurement takes seconds.
+FIRST = ("resnet50", "vit_b_16", "llama3_405b")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What a section found: its figures, and the rounds that they came from."""
+
+    name: str
+    figures: list[Figure]
+    rounds: Rounds = field(default_factory=Rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to measure: the limits on rounds, the number of new processes, and the share of repeated analyses."""
+
+    limits: Limits = field(default_factory=Limits)
+    processes: int = 3
+    share: float = 1.0
+
+
+def compare_contenders(case_name: str, step: Step, effort: Effort) -> Section:
+    """Time every contender on one case and step."""
+    name = f"{case_name}, {step}"
+    case = CASES[case_name]
+    subjects = Subjects(case, step)
+    rounds = run_rounds({key: partial(make, subjects) for key, make in CONTENDERS.items()}, effort.limits)
+    figures = [*_ratios(name, rounds, RATIOS), *_seconds(name, rounds)]
+    figures.append(summarise_values(name, "dispatches", "count", [len(subjects.dispatches)]))
+    figures += [summarise_values(name, f"{key} counts", "count", [value]) for key, value in rounds.counted.items()]
+    if step == "forward" and case.macs is not None:
+        macs = count_macs(subjects.weightless.model, subjects.weightless.value)
+        figures.append(summarise_values(name, "macs less the closed form", "count", [macs - case.macs]))
+    return Section(name, figures, rounds)
+
+
+def start_afresh(case_name: str, step: Step, effort: Effort) -> Section:
+    """Time the first count and the first bare run of new processes, in turn, and the memory that they take."""
+    name = f"{case_name}, {step}, in a new process"
+    seconds: dict[str, list[float]] = {"first bare": [], "first fvflops": []}
+    grown: list[list[float]] = []
+    for _ in range(effort.processes):
+        for contender in ("bare", "fvflops"):
+            result = start_probe("first", case_name, step, contender)
+            seconds[f"first {contender}"].append(result["seconds"])
+            if contender == "fvflops" and result["megabytes"] is not None:
+                grown.append(result["megabytes"])
+    rounds = Rounds(seconds)
+    figures = [*_ratios(name, rounds, [("first fvflops", "first bare")]), *_seconds(name, rounds)]
+    if grown:
+        figures.append(summarise_values(name, "growth of memory", "MB", [after for after, _ in grown]))
+        figures.append(summarise_values(name, "peak growth of memory", "MB", [peak for _, peak in grown]))
+    return Section(name, figures, rounds)
+
+
+def watch_growth(quantity: str, effort: Effort) -> Section:
+    """Time how the cost follows one quantity."""
+    name = f"growth with {quantity}"
+    growth = GROWTHS[quantity]
+    rounds = run_rounds(list_runs(growth), effort.limits)
+    first = growth.sizes[0]
+    figures = []
+    for contender in ("fvflops warm", "fvflops cold", "bare"):
+        for size in growth.sizes[1:]:
+            above, below = rounds.seconds.get(f"{contender} {size}"), rounds.seconds.get(f"{contender} {first}")
+            if above and below:
+                figures.append(summarise_ratios(name, f"{size} / {first}, {contender}", above, below))
+    return Section(name, [*figures, *_seconds(name, rounds)], rounds)
+
+
+def repeat_analyses(repeated: str, effort: Effort) -> Section:
+    """Time many analyses in a row in a process of their own, and watch its memory."""
+    name = f"repeated: {repeated}"
+    result = start_probe("repeat", repeated, str(effort.share))
+    figures = [
+        summarise_values(name, "last tenth / first tenth", "ratio", [result["last"] / result["first"]]),
+        summarise_values(name, "first tenth", "s", [result["first"]]),
+        summarise_values(name, "last tenth", "s", [result["last"]]),
+        summarise_values(name, "analyses", "count", [result["times"]]),
+        summarise_values(name, "growth of Python's objects", "count", [result["objects"]]),
+    ]
+    if result["megabytes"] is not None:
+        figures.append(summarise_values(name, "growth of memory", "MB", [result["megabytes"]]))
+    return Section(name, figures)
+
+
+def run_really(effort: Effort) -> Section:
+    """Time what counting adds to a run that computes its numbers: ResNet-50, batch 8, on the CPU."""
+    name = "resnet50, batch 8, real forward"
+    model = build("resnet50").eval()
+    images = torch.randn(8, 3, 224, 224)
+    expected = 8 * count_really(model, images[:1])
+
+    def plain() -> None:
+        with torch.no_grad():
+            model(images)
+
+    def counted() -> None:
+        assert count_really(model, images) == expected
+
+    runs = {"plain": lambda: Run(plain), "counted": lambda: Run(counted)}
+    rounds = run_rounds(runs, effort.limits)
+    return Section(name, [*_ratios(name, rounds, [("counted", "plain")]), *_seconds(name, rounds)], rounds)
+
+
+def _ratios(name: str, rounds: Rounds, pairs: Iterable[tuple[str, str]]) -> list[Figure]:
+    seconds = rounds.seconds
+    return [
+        summarise_ratios(name, f"{above} / {below}", seconds[above], seconds[below])
+        for above, below in pairs
+        if above in seconds and below in seconds
+    ]
+
+
+def _seconds(name: str, rounds: Rounds) -> list[Figure]:
+    return [summarise_values(name, contender, "s", values) for contender, values in rounds.seconds.items()]
+
+
+# What --only can name → the sections under it.
+SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
+    **{case: [partial(compare_contenders, case, step) for step in STEPS] for case in CASES},
+    "new-process": [partial(start_afresh, case, step) for case in FIRST for step in STEPS],
+    "growth": [partial(watch_growth, quantity) for quantity in GROWTHS],
+    "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
+    "real-run": [run_really],
+}
