@@ -354,7 +354,7 @@ def _wrap_again(tensor: Any, twin: Callable[[torch.Tensor], torch.Tensor]) -> to
     names, context = tensor.__tensor_flatten__()
     held = {name: getattr(tensor, name) for name in names}
     inner = {name: twin(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
-    again = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride()).detach()
+    again = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
     again.requires_grad_(tensor.requires_grad)
     again._is_param = isinstance(tensor, nn.Parameter)
     return again
