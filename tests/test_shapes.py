@@ -788,7 +788,7 @@ QUESTIONS: dict[str, tuple[Question, str]] = {
     "arange": (lambda y: torch.arange(y.argmax()), "item|_local_scalar_dense|arange"),
     "tensor of tensors": (lambda y: torch.tensor([y.sum(), y.max()]), "item|_local_scalar_dense|tensor"),
     "sparse": (lambda y: y.to_sparse(), "sparse"),
-    "a custom op without a rule": (lambda y: ruleless(y), "ruleless"),  # noqa: PLW0108 - a function can be copied
+    "a custom op without a rule": (lambda y: ruleless(y), "ruleless"),
 }
 
 

@@ -17,7 +17,7 @@ from fvflops.capture.signature import known_schema, normalise, tensors_of
 
 def is_foreign(types: Sequence[type]) -> bool:
     """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
-    return any([cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types])
+    return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)
 
 
 class WrapperAware(TorchDispatchMode):
@@ -30,14 +30,12 @@ class WrapperAware(TorchDispatchMode):
         # torch would wrap the handler, at 1 µs a call, against a compiler that does not run while a recording lasts.
         return False
 
-    def leave_to_wrapper(
-        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def leave_to_wrapper(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return what makes torch ask the wrapper; of a DTensor's composite op the parts are asked for.
 
         For a composite op DTensor has no rule, and would try its parts out at the global shape, in sight of this mode.
         """
-        if known_schema(func).composite and any([cls.__name__ == "DTensor" for cls in types]):
+        if known_schema(func).composite and any(cls.__name__ == "DTensor" for cls in types):
             with self:
                 return func.decompose(*args, **kwargs)
         return NotImplemented

@@ -77,14 +77,10 @@ class Inference:
 
         `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
         """
-        written = {
-            id(tensor)
-            for value in written_arguments(self.schema, args, kwargs)
-            for tensor in tensors_of(value)
-        }
+        written = {id(tensor) for value in written_arguments(self.schema, args, kwargs) for tensor in tensors_of(value)}
         twins: dict[int, torch.Tensor] = {}
         metas: list[torch.Tensor] = []
-        for index, (tensor, metadata) in enumerate(zip(self._tensors, self.metadata, strict=True)):
+        for tensor, metadata in zip(self._tensors, self.metadata, strict=True):
             if id(tensor) not in twins:
                 kept = keep_known and metadata.known and id(tensor) not in written
                 twins[id(tensor)] = tensor if kept else twin_of(metadata)

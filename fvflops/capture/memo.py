@@ -33,8 +33,8 @@ class Outcome:
     `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
     tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
     and small; its signature is then None where its result's shape depends on values. `fresh` is the metadata of the
-    result where that is one new tensor, `same` the argument that the op returns, where nothing else happens. One that depends on values
-    otherwise is not `remembered`.
+    result where that is one new tensor, `same` the argument that the op returns, where nothing else happens. One
+    that depends on values otherwise is not `remembered`.
     """
 
     __slots__ = ("build", "concrete", "fresh", "grown", "outputs", "remembered", "same", "signature", "written")
@@ -71,8 +71,9 @@ class Outcome:
 
 
 class KnownOp:
-    """What is known of one op: its schema, the outcomes met so far, whether it can make a tensor from
-    none, is random, or writes to its arguments.
+    """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
+
+    It can make a tensor from none (`factory`), be `random`, or write to its arguments.
 
     `expansions` are outcomes too, of a composite op that comes down to one call of another op on the same tensors.
     """

@@ -19,8 +19,8 @@ class Metadata:
     """What torch needs to know of a strided tensor to run an op's shape rule.
 
     Two equal ones are the same object, so that they are compared and hashed by identity. `known` says that the numbers
-    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `place` is the device, or the CPU where this
-    machine has no such device. `spec` is the plain form for a Trace.
+    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `place` is the device, or the CPU where
+    this machine has no such device. `spec` is the plain form for a Trace.
     """
 
     __slots__ = ("bits", "device", "dtype", "known", "nbytes", "place", "shape", "spec", "stride")

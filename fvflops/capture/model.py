@@ -94,7 +94,7 @@ class Reading:
             layout.learn_tensors(self.places, self.names, inner, held)
         self.tensors: list[torch.Tensor] = [held[position] for position in layout.tensors]
         self.labels = layout.labels
-        self.metadata = layout.metadata_of(self.tensors)
+        found = layout.metadata_of(self.tensors)
         self.requires_grad = [tensor.requires_grad for tensor in self.tensors]
         if self.owner is None:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
@@ -104,8 +104,14 @@ class Reading:
                 layout.requires_grad = self.requires_grad
             self.tree = layout.tree
             _LAYOUTS[self.owner] = layout
-        if None in self.metadata:
-            self._set_odd_apart()
+        self.metadata: list[Metadata] = [metadata for metadata in found if metadata is not None]
+        if len(self.metadata) < len(found):
+            self.odd = [tensor for tensor, metadata in zip(self.tensors, found, strict=True) if metadata is None]
+            self.tensors, self.labels, self.requires_grad = (
+                [item for item, metadata in zip(self.tensors, found, strict=True) if metadata is not None],
+                [item for item, metadata in zip(self.labels, found, strict=True) if metadata is not None],
+                [item for item, metadata in zip(self.requires_grad, found, strict=True) if metadata is not None],
+            )
         self.storages = [tensor.untyped_storage() for tensor in self.tensors]
         self.offsets = [tensor.storage_offset() for tensor in self.tensors]
 
@@ -113,14 +119,6 @@ class Reading:
         identities: dict[int, int] = {}
         return ModuleTree(
             {path: _read_place(path, module, self.names[module], identities) for path, module in self.places}
-        )
-
-    def _set_odd_apart(self) -> None:
-        self.odd = [tensor for tensor, known in zip(self.tensors, self.metadata, strict=True) if known is None]
-        strided = [index for index, known in enumerate(self.metadata) if known is not None]
-        self.tensors, self.labels, self.metadata, self.requires_grad = (
-            [column[index] for index in strided]
-            for column in (self.tensors, self.labels, self.metadata, self.requires_grad)
         )
 
 
@@ -165,10 +163,8 @@ class _Layout:
         attributes: list[tuple[dict[str, Any], dict[str, Any]]],
         values: list[Any],
     ) -> bool:
-        """Return whether the model is as it was: the same modules with the same attributes, and nothing in what was empty."""
-        return self.marks == self._marks(places, attributes, values) and not any(
-            [values[position] for position in self.empty]
-        )
+        """Return whether the same modules have the same attributes, and nothing is in what was empty."""
+        return self.marks == self._marks(places, attributes, values) and not any(map(values.__getitem__, self.empty))
 
     def fits_tensors(self, mappings: list[dict[str, Any]], held: list[Any]) -> bool:
         """Return whether the parameters, buffers and children are as they were."""
@@ -196,7 +192,7 @@ class _Layout:
 
     def metadata_of(self, tensors: list[torch.Tensor]) -> list[Metadata | None]:
         """Return the metadata of the parameters and buffers, None for one that is not strided."""
-        ordinary = {*map(type, tensors)} <= _TENSORS and all([tensor.layout is torch.strided for tensor in tensors])
+        ordinary = {*map(type, tensors)} <= _TENSORS and all(tensor.layout is torch.strided for tensor in tensors)
         if not ordinary:
             return [metadata_of_leaf(tensor) for tensor in tensors]
         columns = (
@@ -252,7 +248,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
             _read_tensor(prefix + name, tensor, identities) for name, tensor in named.items() if tensor is not None
         )
 
-    classes, has_forward = _classes(type(module))
+    classes, has_forward = _classes(type(module))  # type: ignore[arg-type]
     return ModuleInfo(
         name=path,
         canonical=canonical,

@@ -101,9 +101,7 @@ class Recorder:
             row = ("exit", number, outer, self._phase(), self._thread_number(), (), (), error is not None)
             self.events.append(row)
 
-    def _number_region(
-        self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, again: bool
-    ) -> int:
+    def _number_region(self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, again: bool) -> int:
         rows = self._region_signatures
         if again:
             for number, row in enumerate(rows):

@@ -35,6 +35,8 @@ _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType)
 Undo = Callable[[], None]
 # A tensor, an alias of its elements, whether it required a gradient, and its gradient.
 _TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
+
+
 class UndoLog:
     """The first contents of each storage that a run writes to and that existed before the run.
 
@@ -146,8 +148,14 @@ class Snapshot:
             or tensor.requires_grad != requires_grad
             or (tensor.grad if tensor.is_leaf else None) is not grad
             for tensor, storage, offset, known, requires_grad, grad in zip(
-                reading.tensors, reading.storages, reading.offsets, metadata, reading.requires_grad, self._grads
-            , strict=True)
+                reading.tensors,
+                reading.storages,
+                reading.offsets,
+                metadata,
+                reading.requires_grad,
+                self._grads,
+                strict=True,
+            )
         ]
         return [index for index, differing in enumerate(differs) if differing]
 

@@ -68,7 +68,7 @@ class _Scopes:
         self._thread = recorder.thread
         self._late: set[nn.Module] = set()
         scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
-        self._unseen = {module: _unseen_ops(module) for module in scripts.values()}
+        self._unseen: dict[nn.Module, list[str]] = {module: _unseen_ops(module) for module in scripts.values()}
         self._regions = {
             module: recorder.region("module", name)
             for module, name in names.items()

@@ -44,9 +44,9 @@ class ShapeMode(WrapperAware):
     """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
 
     Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
-    small integer and bool tensors and constants alone is computed.
-    Every tensor answers for `device`, where `homes` are the real devices of the model and its inputs. `nested` says that another shape run goes on around this one. `failure` is the first thing that a shape run could not do, with the op's
-    name.
+    small integer and bool tensors and constants alone is computed. Every tensor answers for `device`, where `homes` are
+    the real devices of the model and its inputs. `nested` says that another shape run goes on around this one.
+    `failure` is the first thing that a shape run could not do: the op's name, the module's, and the error.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ShapeMode(WrapperAware):
         _, metadata, index = self._seen.get(id(tensor)) or self._look(tensor)
         twin = make(metadata, Place(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
-            twin._is_param = True  # type: ignore[attr-defined]
+            twin._is_param = True
         return twin
 
     def needs_value(self, name: str) -> ValueNeeded:
@@ -135,9 +135,7 @@ class ShapeMode(WrapperAware):
                 return self._answer(func, types, args, kwargs)
         return self._answer(func, types, args, kwargs)
 
-    def _answer(
-        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-    ) -> Any:
+    def _answer(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
@@ -205,8 +203,8 @@ class ShapeMode(WrapperAware):
                 if not outcome.grown and tensors[index].numel() <= _COUNTER and self._values_at_hand(tensors):
                     return self._compute(func, op, args, kwargs or {}, reads, outcome)
                 self._lose(tensors[index])
-        for index, metadata in outcome.grown:
-            self._grow(func, args, kwargs or {}, tensors[index], metadata)
+        for index, grown in outcome.grown:
+            self._grow(func, args, kwargs or {}, tensors[index], grown)
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
@@ -243,7 +241,7 @@ class ShapeMode(WrapperAware):
         outcome: Outcome,
     ) -> list[Any]:
         """Return the results of a view op, real views of the tensors that are real; None stands for the others."""
-        if not any([type(tensor) is ShapeTensor for tensor in tensors]):
+        if not any(type(tensor) is ShapeTensor for tensor in tensors):
             return take_apart(func(*args, **kwargs))[0]
         # Ops that make views of several tensors at once, as broadcast_tensors, begin where their argument begins.
         return [
@@ -484,7 +482,9 @@ class ShapeMode(WrapperAware):
         self._undo_log.before(op.schema, args, kwargs, self._recorder.fresh)
         here = torch.device("cpu")
         real_args, real_kwargs = substitute(
-            (tuple(args), dict(kwargs)), lambda tensor: tensor, lambda device: here if device in self._devices else device
+            (tuple(args), dict(kwargs)),
+            lambda tensor: tensor,
+            lambda device: here if device in self._devices else device,
         )
         result = func(*real_args, **real_kwargs)
         items, build = take_apart(result)
@@ -517,7 +517,7 @@ class ShapeMode(WrapperAware):
         if type(tensor) is not ShapeTensor:
             raise self.needs_value(known_op(func).schema.name)
         with torch._C._DisableTorchDispatch():
-            torch.Tensor.set_(tensor, make(metadata, tensor.home))
+            torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
         tensor.metadata = metadata
 
     def _fail(self, name: str, error: Exception) -> None:

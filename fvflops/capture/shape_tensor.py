@@ -72,7 +72,7 @@ class ShapeTensor(torch.Tensor):
             'analyse with execution="real" if the model keeps tensors'
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ShapeTensor({self.metadata.spec}, device={self.metadata.device})"
 
     def numpy(self, *, force: bool = False) -> NoReturn:
@@ -96,17 +96,17 @@ class ShapeTensor(torch.Tensor):
         return self.clone()
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The device that the run answers for, which this machine need not have."""
         return self.metadata.device
 
     @property
-    def is_cuda(self) -> bool:
+    def is_cuda(self) -> bool:  # type: ignore[override]
         """Whether that device is a CUDA device."""
         return self.metadata.device.type == "cuda"
 
     @property
-    def is_cpu(self) -> bool:
+    def is_cpu(self) -> bool:  # type: ignore[override]
         """Whether that device is the CPU."""
         return self.metadata.device.type == "cpu"
 

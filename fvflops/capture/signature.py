@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class OpSchema:
     text: str
 
 
-@lru_cache(maxsize=None)
+@cache
 def known_schema(op: Any) -> OpSchema:
     """Return what is known of an op, looked up once in a process."""
     return describe_op(op)

@@ -119,8 +119,6 @@ def _add(
     seen = calls
     for label, status, value, macs, flops in amounts:
         entries.append(
-            Entry(
-                scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen
-            )
+            Entry(scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
         )
         seen = 0

@@ -137,7 +137,7 @@ class Trace:
                 outer = scopes.get(stack[:-1])
                 name = names[stack[-1]]
                 if outer is None:
-                    scopes[stack] = tuple([names[region] for region in stack if names[region] is not None])
+                    scopes[stack] = tuple([name for name in map(names.__getitem__, stack) if name is not None])
                 else:
                     scopes[stack] = outer if name is None else (*outer, name)
         return [scopes[stack] for stack in self.stacks]

@@ -1,12 +1,11 @@
 """The quick rules: what torch's own rules, in Python, take a millisecond for, for the ops that models are made of.
 
-A rule answers in the plain case, contiguous tensors of one floating dtype, and says NotImplemented in any other; torch's
-own rule then answers. The first calls of torch's rules import seconds of code besides.
+A rule answers in the plain case, contiguous tensors of one floating dtype, and says NotImplemented in any other; then
+torch's own rule answers. The first calls of torch's rules import seconds of code besides.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ _META = torch.device("meta")
 def _plain(*tensors: torch.Tensor | None) -> bool:
     """Return whether all tensors are contiguous, and of one floating dtype."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-    return len(dtypes) == 1 and dtypes <= _FLOATS and all([item is None or item.is_contiguous() for item in tensors])
+    return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
 
 def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -151,9 +150,7 @@ def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bia
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
 
 
-def batch_norm_backward(
-    grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any
-) -> Any:
+def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
     """Return the gradients of input, weight and bias that are asked for."""
     if not _plain(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
@@ -216,7 +213,7 @@ def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
 
 def rearrange(self: torch.Tensor, *rest: Any) -> Any:
     """Return a tensor like the first, its elements elsewhere."""
-    return _new(self.shape, self) if _plain(self) and math.prod(self.shape) else NotImplemented
+    return _new(self.shape, self) if _plain(self) and 0 not in self.shape else NotImplemented
 
 
 def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode: bool) -> int:
@@ -226,9 +223,10 @@ def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode:
     return count - 1 if ceil_mode and (count - 1) * step >= size + pad else count
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
+def _pair(value: Any) -> list[tuple[int, int]]:
+    """Return the one pair that a size in two dimensions stands for, or none."""
     sizes = [value] if isinstance(value, int) else list(value)
-    return (sizes[0], sizes[-1]) if len(sizes) in (1, 2) else None
+    return [(sizes[0], sizes[-1])] if len(sizes) in (1, 2) else []
 
 
 def pool(
@@ -240,8 +238,8 @@ def pool(
     ceil_mode: bool = False,
 ) -> Any:
     """Return [batch, channels, height, width]."""
-    sizes = [_pair(value) for value in (kernel_size, stride or kernel_size, padding, dilation)]
-    if not _plain(self) or self.dim() != 4 or None in sizes or 0 in self.shape or 0 in sizes[1]:
+    sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
+    if not _plain(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
         return NotImplemented
     if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
         return NotImplemented
@@ -273,10 +271,10 @@ def average_pool(
 
 def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
     """Return [batch, channels, height, width]."""
-    size = _pair(output_size)
-    if not _plain(self) or self.dim() != 4 or size is None or 0 in self.shape or min(size) < 1:
+    sizes = _pair(output_size)
+    if not _plain(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
         return NotImplemented
-    return _new((*self.shape[:2], *size), self)
+    return _new((*self.shape[:2], *sizes[0]), self)
 
 
 def attend(
