@@ -195,7 +195,7 @@ class Recorder:
             region_signatures=Rows(RegionSignature, self._region_signatures),
             calls=dict(calls),
             region_calls=dict(region_calls),
-            events=Rows(Event, self.events),
+            events=Rows(_event, self.events),
             storages=Rows(Storage, self.storages),
             stops_at=self.stops_at,
             decomposed=frozenset(self._decomposed),
@@ -247,6 +247,21 @@ class Recorder:
             self.fresh.pop(key, None)
             self._watches.pop(index, None)
             self.freed(index)
+
+
+def _event(
+    kind: str,
+    item: int,
+    stack: int = 0,
+    phase: str = "forward",
+    thread: int = 0,
+    reads: tuple[int, ...] = (),
+    writes: tuple[int, ...] = (),
+    raised: bool = False,
+) -> Event:
+    """Return the event of a row, in which a storage may stand twice."""
+    once = dict.fromkeys
+    return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised)
 
 
 @lru_cache(maxsize=64)

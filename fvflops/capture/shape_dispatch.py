@@ -130,12 +130,7 @@ class ShapeMode(WrapperAware):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if self._nested:
-            args, kwargs = substitute((tuple(args), dict(kwargs or {})), self._adopt, lambda device: device)
-            with _disable_current_modes():  # the run around this one is not to see how it works
-                return self._answer(func, types, args, kwargs)
-        return self._answer(func, types, args, kwargs)
-
-    def _answer(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+            return self._answer_apart(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
@@ -232,6 +227,18 @@ class ShapeMode(WrapperAware):
         self._note(outcome, reads, writes)
         return result
 
+    def _answer_apart(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Answer a call, unseen by the shape run around this one."""
+        args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
+        self._nested = False
+        try:
+            with _disable_current_modes():
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._nested = True
+
     def _view(
         self,
         func: Any,
@@ -265,9 +272,9 @@ class ShapeMode(WrapperAware):
             if outcome.remembered:
                 self._numbers[id(outcome)] = number
         if recorder.backward:
-            recorder.add(number, _once(reads), _once(writes))
+            recorder.add(number, tuple(reads), tuple(writes))
         else:
-            recorder.events.append(("op", number, recorder.stack, "forward", 0, _once(reads), _once(writes)))
+            recorder.events.append(("op", number, recorder.stack, "forward", 0, tuple(reads), tuple(writes)))
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
 
@@ -496,7 +503,7 @@ class ShapeMode(WrapperAware):
             ]
             signature = self._signature(op, args, kwargs, outputs, build)
         writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
-        self._recorder.add(self._recorder.number(signature), _once(reads), _once(writes))
+        self._recorder.add(self._recorder.number(signature), tuple(reads), tuple(writes))
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result
@@ -523,10 +530,6 @@ class ShapeMode(WrapperAware):
     def _fail(self, name: str, error: Exception) -> None:
         if self.failure is None:
             self.failure = name, self._recorder.where(), error
-
-
-def _once(numbers: Sequence[int]) -> tuple[int, ...]:
-    return tuple(numbers) if len(numbers) < 2 else tuple(dict.fromkeys(numbers))
 
 
 class OnThisMachine(TorchFunctionMode):

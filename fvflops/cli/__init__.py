@@ -79,6 +79,19 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="table", metavar="F", help="table, tree, json, csv or markdown")
     parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
     parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    parser.add_argument(
+        "--execution",
+        choices=("auto", "shapes", "real"),
+        default="auto",
+        help="by shapes, for real, or for real where shapes do not do; default: auto",
+    )
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="OP=SIZE",
+        help="the size of what an op selects by value: aten::nonzero=100, or a share as 0.5; may be repeated",
+    )
     parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 from fvflops import paths
@@ -26,7 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
-    flops = FlopCountAnalysis(subject.model, subject.inputs, kwargs=subject.kwargs, table=table)
+    flops = FlopCountAnalysis(
+        subject.model,
+        subject.inputs,
+        kwargs=subject.kwargs,
+        table=table,
+        execution=arguments.execution,
+        assume=parse_assumptions(arguments.assume),
+    )
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     try:
         flops.trace()
@@ -50,6 +58,22 @@ def run(arguments: argparse.Namespace) -> int:
         text = f"{text}\n\n{ledger.render(summary)}"
     _write(text, arguments.output)
     return 0
+
+
+def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
+    """Return the sizes that `--assume` texts give to ops.
+
+    >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
+    {'aten::nonzero': 100, 'aten::index': 0.5}
+    """
+    sizes: dict[str, int | float] = {}
+    for text in texts:
+        op, _, size = text.partition("=")
+        try:
+            sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
+        except ValueError:
+            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
+    return sizes
 
 
 def _write(text: str, path: str | None) -> None:

@@ -44,6 +44,8 @@ def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.sh
         more = len(omitted) - _NAMED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(f"Left out by the table: {', '.join(named)}{rest}.")
+    if "bounds" in summary.about:
+        sentences.append(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.")
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
         named = [f"{escape(op)} ({_measure(summary, op, calls)})" for op, calls in unknown]
