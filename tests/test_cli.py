@@ -43,6 +43,15 @@ def unknown():
             return scan(x)
     return Net(), torch.ones(2)
 
+def routed():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+        def forward(self, x):
+            return self.fc(x[x[:, 0] > 0])
+    return Net(), torch.ones(8, 4)
+
 def broken():
     raise ZeroDivisionError("in the factory\\nsecond line")
 
@@ -112,6 +121,10 @@ def test_the_first_command_of_the_readme(capsys):
         ("with_names", ["--input", "x=1,4"], 12),
         ("with_inputs", ["--device", "meta"], 24),
         ("list_of_inputs", [], 24),
+        ("routed", [], 96),
+        ("routed", ["--execution", "real"], 96),
+        ("routed", ["--execution", "shapes", "--assume", "aten::index=6"], 72),
+        ("routed", ["--device", "meta", "--assume", "aten::index=0.25"], 24),
         ("one_dict", [], 60),
     ],
 )
@@ -197,10 +210,15 @@ def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
         ("exiting", "SystemExit: the program asked to exit with 0"),
         ("number", "made int: return a torch.nn.Module"),
         ("build", "does not say what it takes: give --input SHAPE"),
+        ("routed --execution shapes", "aten::index.Tensor in module '' cannot be run by shapes"),
+        ("routed --device meta", "pass real weights, or give the op a size: assume={'aten::index.Tensor': ...}"),
+        ("routed --assume aten::index", "--assume 'aten::index' gives no size: write aten::nonzero=100"),
+        ("routed --assume aten::indx=3", "aten::index"),
     ],
 )
 def test_errors_of_a_factory(capsys, factory, name, message):
-    code, _, err = run(capsys, "count", f"{factory}:{name}")
+    name, *options = name.split()
+    code, _, err = run(capsys, "count", f"{factory}:{name}", *options)
     assert code == 1 and message in err and err.count("\n") == 1
 
 

@@ -256,7 +256,10 @@ class ModelAnalysis:
         return self._by_both
 
     def _warn(self, counts: Counts) -> None:
-        unknown = counts.ledger()[Status.UNKNOWN]
+        unknown: Counter[str] = Counter()
+        for entry in counts.entries:
+            if entry.status is Status.UNKNOWN:
+                unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
             listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common(8))
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

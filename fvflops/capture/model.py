@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -192,7 +193,7 @@ class _Layout:
 
     def metadata_of(self, tensors: list[torch.Tensor]) -> list[Metadata | None]:
         """Return the metadata of the parameters and buffers, None for one that is not strided."""
-        ordinary = {*map(type, tensors)} <= _TENSORS and all(tensor.layout is torch.strided for tensor in tensors)
+        ordinary = {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
         if not ordinary:
             return [metadata_of_leaf(tensor) for tensor in tensors]
         columns = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import platform
 import sys
@@ -99,7 +100,8 @@ def record(
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
         failure = ""
         if execution == "shapes" or (execution == "auto" and not once):
-            outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss)
+            with _uncollected():
+                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss)
             if isinstance(outcome, Trace):
                 return outcome
             failure = outcome
@@ -107,6 +109,18 @@ def record(
         if failure:
             _LOGGER.warning("%s; the model was run for real", failure)
         return trace
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's collector of cycles from looking again and again at a record that grows."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _by_shapes(

@@ -139,25 +139,20 @@ class Snapshot:
     def _changed_tensors(self) -> list[int]:
         """Return the positions of the tensors that stand for other elements, or have another gradient."""
         reading = self._reading
-        metadata = reading.metadata
-        differs = [
-            tensor.untyped_storage()._cdata != storage._cdata
-            or tensor.storage_offset() != offset
-            or tensor.shape != known.shape
-            or tensor.stride() != known.stride
-            or tensor.requires_grad != requires_grad
-            or (tensor.grad if tensor.is_leaf else None) is not grad
-            for tensor, storage, offset, known, requires_grad, grad in zip(
-                reading.tensors,
-                reading.storages,
-                reading.offsets,
-                metadata,
-                reading.requires_grad,
-                self._grads,
-                strict=True,
-            )
-        ]
-        return [index for index, differing in enumerate(differs) if differing]
+        tensors = reading.tensors
+        columns: tuple[tuple[list[Any], list[Any]], ...] = (
+            ([tensor.untyped_storage()._cdata for tensor in tensors], [item._cdata for item in reading.storages]),
+            ([tensor.storage_offset() for tensor in tensors], reading.offsets),
+            ([tensor.shape for tensor in tensors], [metadata.shape for metadata in reading.metadata]),
+            ([tensor.stride() for tensor in tensors], [metadata.stride for metadata in reading.metadata]),
+            ([tensor.requires_grad for tensor in tensors], reading.requires_grad),
+            ([id(tensor.grad if tensor.is_leaf else None) for tensor in tensors], list(map(id, self._grads))),
+        )
+        changed: set[int] = set()
+        for now, before in columns:
+            if now != before:
+                changed.update([index for index, (a, b) in enumerate(zip(now, before, strict=True)) if a != b])
+        return sorted(changed)
 
     def _restore_held(self, index: int) -> None:
         reading = self._reading

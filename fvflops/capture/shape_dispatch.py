@@ -227,9 +227,7 @@ class ShapeMode(WrapperAware):
         self._note(outcome, reads, writes)
         return result
 
-    def _answer_apart(
-        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _answer_apart(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer a call, unseen by the shape run around this one."""
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
         self._nested = False

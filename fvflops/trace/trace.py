@@ -122,6 +122,7 @@ class Trace:
     active: frozenset[int] = frozenset()
     about: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
+    _scopes: list[tuple[str, ...]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def scope_of(self, stack: int) -> tuple[str, ...]:
         """Return the names of the modules in a stack, root first; its last is the owner of what ran there."""
@@ -130,6 +131,8 @@ class Trace:
 
     def scopes(self) -> list[tuple[str, ...]]:
         """Return the scope of every stack."""
+        if self._scopes:
+            return self._scopes
         names = [region.name if region.kind == "module" else None for region in self.regions]
         scopes: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
         for stack in self.stacks:
@@ -140,7 +143,8 @@ class Trace:
                     scopes[stack] = tuple([name for name in map(names.__getitem__, stack) if name is not None])
                 else:
                     scopes[stack] = outer if name is None else (*outer, name)
-        return [scopes[stack] for stack in self.stacks]
+        self._scopes.extend([scopes[stack] for stack in self.stacks])
+        return self._scopes
 
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""
