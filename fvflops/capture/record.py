@@ -92,9 +92,6 @@ def record(
             warnings.simplefilter("ignore")
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_eager())
-            stack.enter_context(warnings.catch_warnings())
-            # The hooks do fire for the wrapper too, and know it from the module inside.
-            warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))

@@ -45,7 +45,7 @@ class Recorder:
         self._signatures: dict[Signature, int] = {}
         self._last_calls: dict[int, tuple[tuple[Value, ...], tuple[Value, ...], int]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
-        self._open: list[tuple[int, int, tuple[Value, ...], object]] = []
+        self._open: list[tuple[int, int, tuple[Value, ...]]] = []
         self.events: list[tuple[Any, ...]] = []
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
@@ -59,14 +59,11 @@ class Recorder:
         """Return the number of a region."""
         return self._regions.setdefault(Region(kind, name), len(self._regions))
 
-    def enter(self, region: int, values: Any, owner: object = None) -> int:
-        """Push a region and return the token that `leave` wants back; `values` are its arguments.
-
-        `token_of` finds the token again by `owner`.
-        """
+    def enter(self, region: int, values: Any) -> int:
+        """Push a region and return the token that `leave` wants back; `values` are its arguments."""
         stack = self.stack
         token = len(self._open)
-        self._open.append((region, stack, self._specs(values), owner))
+        self._open.append((region, stack, self._specs(values)))
         row = ("enter", region, stack)
         self.events.append((*row, self._phase(), self._thread_number()) if self.backward else row)
         inner = self._inner.get((stack, region))
@@ -76,14 +73,9 @@ class Recorder:
         self.stack = inner
         return token
 
-    def leave(self, token: int, values: Any, error: BaseException | None = None, kwargs: Any = None) -> None:
-        """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised.
-
-        `kwargs` are those of its arguments that `enter` was not told.
-        """
-        region, outer, inputs, _ = self._open[token]
-        if kwargs:
-            inputs += self._specs(kwargs)
+    def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
+        """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
+        region, outer, inputs = self._open[token]
         del self._open[token:]
         if error is not None and error is not self._raised[0]:
             self._raised = error, self.stack
@@ -109,13 +101,6 @@ class Recorder:
                     return number
         rows.append((region, inputs, outputs))
         return len(rows) - 1
-
-    def token_of(self, owner: object) -> int:
-        """Return the token of the innermost open region of an owner, or -1."""
-        token = len(self._open) - 1
-        while token >= 0 and self._open[token][3] is not owner:
-            token -= 1
-        return token
 
     def where(self, error: BaseException | None = None) -> str:
         """Return the name of the module that an error came from, or that runs now."""

@@ -1,8 +1,7 @@
-"""The scope stack: module hooks that push a module's name when it is called and pop it when it returns."""
+"""The scope stack: a module's name is pushed when it is called, and popped when it returns."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
@@ -10,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.recorder import Recorder
@@ -33,85 +30,53 @@ class _Unfused(TorchFunctionMode):
 def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterator[None]:
     """Push and pop the modules in `names` for as long as the context lasts; what is inside a ScriptModule is not seen.
 
-    The hooks are torch's global ones: two for the process instead of two for each module. A global hook does not see
-    keyword arguments before the call, and it pops before a module's own hooks run; so a module that has hooks of its
-    own gets the popping one at their end.
+    The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
+    much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    scopes = _Scopes(recorder, names)
-    handles: list[Any] = [
-        register_module_forward_pre_hook(scopes.push),
-        register_module_forward_hook(scopes.pop, with_kwargs=True, always_call=True),
-    ]
+    original = nn.Module._call_impl
+    compiled = {module: call for module in names if (call := module._compiled_call_impl) is not None}
+    nn.Module._call_impl = _around(original, recorder, names)
+    for module in compiled:
+        module._compiled_call_impl = None  # it holds the method as it was
     try:
-        for module in names:
-            if module._forward_hooks:
-                # On nn.Module itself, because a ScriptModule refuses the method and yet runs the hook.
-                late = scopes.pop_late(module)
-                handles.append(nn.Module.register_forward_hook(module, late, with_kwargs=True, always_call=True))
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-            # torch's own removal leaves this entry behind.
-            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
-        # torch runs no hook for an exception that is no Exception, such as KeyboardInterrupt.
-        while scopes.modes:
-            scopes.modes.pop().__exit__(None, None, None)
+        nn.Module._call_impl = original
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
 
 
-class _Scopes:
-    """What to do when a module is called and when it returns."""
+def _around(original: Callable[..., Any], recorder: Recorder, names: Mapping[nn.Module, str]) -> Callable[..., Any]:
+    scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
+    unseen = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    thread = recorder.thread
+    regions = {
+        module: recorder.region("module", name)
+        for module, name in names.items()
+        if not (scripts and name and name in scripts and name.rpartition(".")[0] in scripts)
+    }
 
-    def __init__(self, recorder: Recorder, names: Mapping[nn.Module, str]) -> None:
-        self.modes: list[_Unfused] = []
-        self._recorder = recorder
-        self._thread = recorder.thread
-        self._late: set[nn.Module] = set()
-        scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
-        self._unseen: dict[nn.Module, list[str]] = {module: _unseen_ops(module) for module in scripts.values()}
-        self._regions = {
-            module: recorder.region("module", name)
-            for module, name in names.items()
-            if not (scripts and name and name in scripts and name.rpartition(".")[0] in scripts)
-        }
-
-    def push(self, module: nn.Module, args: Any) -> None:
-        """Take what torch gives a global hook before a call."""
-        region = self._regions.get(module)
-        if region is not None and get_ident() == self._thread:
-            self._recorder.enter(region, args, module)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        region = regions.get(module)
+        if region is None or get_ident() != thread:
+            return original(module, *args, **kwargs)
+        token = recorder.enter(region, (args, kwargs) if kwargs else args)
+        try:
             if isinstance(module, _FUSED):
-                self.modes.append(_Unfused())
-                self.modes[-1].__enter__()
+                with _Unfused():
+                    result = original(module, *args, **kwargs)
+            else:
+                result = original(module, *args, **kwargs)
+        except BaseException as error:
+            recorder.leave(token, None, error)
+            raise
+        if unseen:
+            for op in unseen.get(module, ()):
+                recorder.call_unseen(op)
+        recorder.leave(token, result)
+        return result
 
-    def pop(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """Take what torch gives a global hook: keyword arguments and result, or for an exception the result alone."""
-        if get_ident() == self._thread and (not self._late or module not in self._late):
-            kwargs, result = rest if len(rest) == 2 else (None, None)
-            self._pop(module, kwargs, result, sys.exc_info()[1] if len(rest) == 1 else None)
-
-    def pop_late(self, module: nn.Module) -> Callable[..., None]:
-        """Return the hook that pops a module after its own hooks have run."""
-        self._late.add(module)
-        outer_error = sys.exc_info()[1]
-
-        def pop(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            if get_ident() == self._thread:
-                error = sys.exc_info()[1]
-                self._pop(module, kwargs, result, None if error is outer_error else error)
-
-        return pop
-
-    def _pop(self, module: nn.Module, kwargs: Any, result: Any, error: BaseException | None) -> None:
-        token = self._recorder.token_of(module)
-        if token < 0:
-            return
-        if self.modes and isinstance(module, _FUSED):
-            self.modes.pop().__exit__(None, None, None)
-        if self._unseen:
-            for op in self._unseen.get(module, ()):
-                self._recorder.call_unseen(op)
-        self._recorder.leave(token, result, error, kwargs)
+    return call
 
 
 def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:
