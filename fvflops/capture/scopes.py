@@ -35,20 +35,20 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
     """
     original = nn.Module._call_impl
     compiled = {module: call for module in names if (call := module._compiled_call_impl) is not None}
-    nn.Module._call_impl = _around(original, recorder, names)
+    nn.Module._call_impl = _around(original, recorder, names)  # type: ignore[method-assign]
     for module in compiled:
         module._compiled_call_impl = None  # it holds the method as it was
     try:
         yield
     finally:
-        nn.Module._call_impl = original
+        nn.Module._call_impl = original  # type: ignore[method-assign]
         for module, call in compiled.items():
             module._compiled_call_impl = call
 
 
 def _around(original: Callable[..., Any], recorder: Recorder, names: Mapping[nn.Module, str]) -> Callable[..., Any]:
     scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
-    unseen = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    unseen: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
     thread = recorder.thread
     regions = {
         module: recorder.region("module", name)
