@@ -194,6 +194,13 @@ def test_fused_attention_counts_the_same_in_every_grad_mode():
     assert without["self_attn"]["scaled_dot_product_attention"] == 2 * 2 * 64 * 16
 
 
+def test_what_one_table_looks_into_another_may_not():
+    model, x = torch.nn.Conv2d(3, 4, 3, padding="same"), torch.ones(1, 3, 8, 8)
+    for _ in range(2):
+        assert FlopCountAnalysis(model, x).total() == 4 * 8 * 8 * 3 * 9
+        assert FlopCountAnalysis(model, x, table="fvcore").total() == 0  # fvcore's gap
+
+
 def test_none_makes_an_op_ignored_also_where_a_handle_or_a_row_stands():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     analysis = FlopCountAnalysis(model, X)

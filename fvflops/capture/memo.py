@@ -9,7 +9,7 @@ import torch
 
 from fvflops.capture.metadata import Metadata, forget_metadata, interned
 from fvflops.capture.signature import OpSchema, describe_op
-from fvflops.trace import Signature
+from fvflops.trace import Signature, StopsAt
 
 # Past this many outcomes or metadata everything is forgotten: a process that meets new shapes for ever stays small.
 _LIMIT = 1 << 16
@@ -75,7 +75,8 @@ class KnownOp:
 
     It can make a tensor from none (`factory`), be `random`, or write to its arguments.
 
-    `expansions` are outcomes too, of a composite op that comes down to one call of another op on the same tensors.
+    `expansions` are outcomes too, for each set of stops, of a composite op that comes down to one call of another op on
+    the same tensors.
     """
 
     __slots__ = ("expansions", "factory", "outcomes", "random", "schema", "writes")
@@ -84,7 +85,7 @@ class KnownOp:
         self.schema: OpSchema = describe_op(func)
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
-        self.expansions: dict[tuple[Any, ...], Outcome] = {}
+        self.expansions: dict[StopsAt, dict[tuple[Any, ...], Outcome]] = {}
         self.factory = "device" in self.schema.position
         self.writes = bool(self.schema.written)
 

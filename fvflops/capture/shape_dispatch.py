@@ -281,7 +281,8 @@ class ShapeMode(WrapperAware):
         plan: _Plan = op.outcomes, op, None, func
         if op.schema.composite and op.schema.name not in self._recorder.stops_at:
             self._recorder.decompose(op.schema.name)
-            plan = op.expansions, op, ShapeMode._decompose, func
+            expansions = op.expansions.setdefault(self._recorder.stops_at, {})
+            plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
 
@@ -310,7 +311,7 @@ class ShapeMode(WrapperAware):
             outcome, inner_reads, writes = inside[0]
             same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
             if same and outcome.fresh is not None and outcome.remembered:
-                op.expansions[key] = outcome
+                op.expansions[self._recorder.stops_at][key] = outcome
         return result
 
     def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
