@@ -13,7 +13,8 @@ from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
-from fvflops.capture.model import read_modules, unwrap_compiled
+from fvflops.capture.model import unwrap_compiled
+from fvflops.capture.reading import read_modules
 from fvflops.capture.record import EXECUTIONS, Model, record
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
@@ -257,9 +258,8 @@ class ModelAnalysis:
 
     def _warn(self, counts: Counts) -> None:
         unknown: Counter[str] = Counter()
-        for entry in counts.entries:
-            if entry.status is Status.UNKNOWN:
-                unknown[entry.op] += entry.calls
+        for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
+            unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
             listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common(8))
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

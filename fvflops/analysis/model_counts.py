@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.capture.model import read_modules
+from fvflops.capture.reading import read_modules
 from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.capture.model import read_modules
+from fvflops.capture.reading import read_modules
 from fvflops.reports import parameters, table, tree
 from fvflops.trace import Summary
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch.autograd import function as autograd_function
 
 from fvflops.capture.recorder import Recorder
+from fvflops.trace import Region
 
 _LOCK = threading.RLock()
 _RECORDERS: list[Recorder] = []
@@ -42,7 +43,7 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     if recorder is None:
         return call(*args, **kwargs)
     recorder.activate()
-    token = recorder.enter(recorder.region("function", cls.__name__), (args, kwargs))
+    token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
     try:
         result = call(*args, **kwargs)
     except BaseException as error:

@@ -20,10 +20,11 @@ class Metadata:
 
     Two equal ones are the same object, so that they are compared and hashed by identity. `known` says that the numbers
     are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `place` is the device, or the CPU where
-    this machine has no such device. `spec` is the plain form for a Trace.
+    this machine has no such device. `spec` is the plain form for a Trace, `alone` a tuple of just that, `row` that of a
+    new storage for such a tensor.
     """
 
-    __slots__ = ("bits", "device", "dtype", "known", "nbytes", "place", "shape", "spec", "stride")
+    __slots__ = ("alone", "bits", "device", "dtype", "known", "nbytes", "place", "row", "shape", "spec", "stride")
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class Metadata:
         self.spec = dense_spec(self.shape, dtype, device)
         reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
         self.nbytes = 0 if 0 in self.shape else reach * dtype.itemsize
+        self.alone = (self.spec,)
+        self.row = (self.nbytes, self.spec.device, "op")
 
     def __repr__(self) -> str:
         return f"Metadata({self.spec}, stride={self.stride}, device={self.device}, known={self.known})"

@@ -26,7 +26,8 @@ from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
-from fvflops.capture.model import Reading, describe_inputs, unwrap_compiled
+from fvflops.capture.model import describe_inputs, unwrap_compiled
+from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -34,12 +35,12 @@ from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import OnThisMachine, ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
-from fvflops.trace import StopsAt, Trace
+from fvflops.trace import Region, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
-# Tensors that exist before a run, with their metadata, storages, and what they are and their names.
-Known = tuple[list[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[str, str]]]
+# Tensors that exist before a run, with their metadata, storages, and these as rows of the Trace.
+Known = tuple[Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]]
 
 EXECUTIONS = ("auto", "shapes", "real")
 
@@ -132,10 +133,9 @@ def _by_shapes(
 ) -> Trace | str:
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
     reading = Reading(model)
-    of_model = dict.fromkeys([metadata.device for metadata in reading.metadata])
-    homes = list(dict.fromkeys(tensor.device for tensor in tensors_of((args, kwargs))) | of_model)
+    homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = _impersonated(device, homes)
-    on_meta = any(home.type == "meta" for home in of_model)
+    on_meta = any(home.type == "meta" for home in reading.devices)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
@@ -236,7 +236,7 @@ class _Run:
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
         for columns in (self._held(), self._inputs()):
-            self._recorder.know(*columns[1:])
+            self._recorder.know(*columns[2:])
         with self._restored() as undo_log:
             with self._watched(RecordingMode(self._recorder, undo_log)):
                 self._call(self._args, self._kwargs)
@@ -256,6 +256,7 @@ class _Run:
                     self._call(args, kwargs)
             finally:
                 self.failure = mode.failure
+                mode.close()
             if mode.failure is not None:  # the model caught it, and took another path than it would have
                 raise mode.failure[2]
             bounds = {"bounds": ", ".join(sorted(rules.bounds))} if rules.bounds else {}
@@ -283,12 +284,16 @@ class _Run:
 
     def _held(self) -> Known:
         reading = self._reading
-        return reading.tensors, reading.metadata, reading.storages, reading.labels
+        return reading.tensors, reading.metadata, reading.storages, reading.rows
 
     def _inputs(self) -> Known:
         tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
         metadata = [metadata_of(tensor) for tensor in tensors]
-        return tensors, metadata, [tensor.untyped_storage() for tensor in tensors], [("input", "")] * len(tensors)
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        rows = [
+            (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
+        ]
+        return tensors, metadata, storages, rows
 
     def _stand_in(self, mode: ShapeMode, device: torch.device) -> tuple[Any, Any]:
         """Put shape tensors for the parameters and buffers on another device than the run's, and return such inputs.
@@ -317,7 +322,7 @@ class _Run:
     @contextmanager
     def _watched(self, mode: TorchDispatchMode) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(module_scopes(self._recorder, self._reading.names))
+            stack.enter_context(module_scopes(self._recorder, self._reading))
             stack.enter_context(function_regions(self._recorder))
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
@@ -336,7 +341,7 @@ class _Run:
             result = model(*args, **kwargs)
             self._go_back(result)
             return
-        token = self._recorder.enter(self._recorder.region("module", ""), (args, kwargs))
+        token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
         result = model(*args, **kwargs)
         self._recorder.leave(token, result)
         self._go_back(result)
@@ -381,8 +386,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _on_meta(reading: Reading) -> bool:
-    kinds = zip(reading.metadata, reading.labels, strict=True)
-    return {metadata.device.type for metadata, (kind, _) in kinds if kind == "parameter"} == {"meta"}
+    kinds = zip(reading.metadata, reading.rows, strict=True)
+    return {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
 
 
 def _another_way(error: Exception) -> tuple[str, bool]:

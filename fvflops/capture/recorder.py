@@ -7,11 +7,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import torch
 
-from fvflops.capture.metadata import Metadata
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
 from fvflops.trace import Event, ModuleTree, Region, RegionSignature, Signature, StopsAt, Storage, Trace, Value
@@ -42,8 +42,11 @@ class Recorder:
         self._regions: dict[Region, int] = {}
         self._inner: dict[tuple[int, int], int] = {}
         self._paths: list[tuple[int, ...]] = [()]
-        self._signatures: dict[Signature, int] = {}
-        self._last_calls: dict[int, tuple[tuple[Value, ...], tuple[Value, ...], int]] = {}
+        self._signatures: list[Signature] = []
+        self._numbers: dict[int, int] = {}
+        self._own: dict[Signature, Signature] = {}
+        # Of each region the calls that it had: what went in, what came out, and the number of that signature.
+        self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._open: list[tuple[int, int, tuple[Value, ...]]] = []
         self.events: list[tuple[Any, ...]] = []
@@ -55,20 +58,27 @@ class Recorder:
         """Return whether this is the thread that is being recorded."""
         return self.recording and threading.get_ident() == self.thread
 
-    def region(self, kind: str, name: str) -> int:
+    def region(self, region: Region) -> int:
         """Return the number of a region."""
-        return self._regions.setdefault(Region(kind, name), len(self._regions))
+        return self._regions.setdefault(region, len(self._regions))
 
     def enter(self, region: int, values: Any) -> int:
         """Push a region and return the token that `leave` wants back; `values` are its arguments."""
         stack = self.stack
-        token = len(self._open)
-        self._open.append((region, stack, self._specs(values)))
-        row = ("enter", region, stack)
-        self.events.append((*row, self._phase(), self._thread_number()) if self.backward else row)
-        inner = self._inner.get((stack, region))
+        opened = self._open
+        token = len(opened)
+        if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
+            opened.append((region, stack, values[0].metadata.alone))
+        else:
+            opened.append((region, stack, self._specs(values)))
+        if self.backward:
+            self.events.append(("enter", region, stack, self._phase(), self._thread_number()))
+        else:
+            self.events.append(("enter", region, stack))
+        place = stack, region
+        inner = self._inner.get(place)
         if inner is None:
-            inner = self._inner[stack, region] = len(self._paths)
+            inner = self._inner[place] = len(self._paths)
             self._paths.append((*self._paths[stack], region))
         self.stack = inner
         return token
@@ -79,28 +89,26 @@ class Recorder:
         del self._open[token:]
         if error is not None and error is not self._raised[0]:
             self._raised = error, self.stack
-        outputs = _NO_TENSORS if error is not None else self._specs(values)
-        last = self._last_calls.get(region)
-        if last is not None and last[0] == inputs and last[1] == outputs:
-            number = last[2]
+        outputs: tuple[Value, ...]
+        if type(values) is ShapeTensor:
+            outputs = values.metadata.alone
         else:
-            number = self._number_region(region, inputs, outputs, again=last is not None)
-            self._last_calls[region] = inputs, outputs, number
+            outputs = _NO_TENSORS if error is not None else self._specs(values)
+        calls = self._calls.setdefault(region, [])
+        for known_inputs, known_outputs, known in calls:
+            if known_inputs == inputs and known_outputs == outputs:
+                number = known
+                break
+        else:
+            number = len(self._region_signatures)
+            self._region_signatures.append((region, inputs, outputs))
+            calls.append((inputs, outputs, number))
         self.stack = outer
         if error is None and not self.backward:
             self.events.append(("exit", number, outer, "forward"))
         else:
             row = ("exit", number, outer, self._phase(), self._thread_number(), (), (), error is not None)
             self.events.append(row)
-
-    def _number_region(self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, again: bool) -> int:
-        rows = self._region_signatures
-        if again:
-            for number, row in enumerate(rows):
-                if row[0] == region and row[1] == inputs and row[2] == outputs:
-                    return number
-        rows.append((region, inputs, outputs))
-        return len(rows) - 1
 
     def where(self, error: BaseException | None = None) -> str:
         """Return the name of the module that an error came from, or that runs now."""
@@ -124,34 +132,40 @@ class Recorder:
         """Take down one op call, after it ran; `inputs` are the normalised arguments as they were before."""
         signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
         reads = self._storages_of((*args, *kwargs.values()), "outside")
-        self.add(self.number(signature), reads, self._storages_of((result,), "op"))
+        self.add(self._number_own(signature), reads, self._storages_of((result,), "op"))
 
     def call_unseen(self, op: str) -> None:
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
-        self.add(self.number(Signature(op, (), (), (), f"{op}(...)")), (), ())
+        self.add(self._number_own(Signature(op, (), (), (), f"{op}(...)")), (), ())
 
-    def add(self, number: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+    def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes."""
         self.events.append(("op", number, self.stack, self._phase(), self._thread_number(), reads, writes))
 
     def number(self, signature: Signature) -> int:
-        """Return the number of a signature."""
-        return self._signatures.setdefault(signature, len(self._signatures))
+        """Return the number of a signature; equal ones are to be one object, since to hash one takes long."""
+        number = self._numbers.get(id(signature))
+        if number is None:
+            number = self._numbers[id(signature)] = len(self._signatures)
+            self._signatures.append(signature)
+        return number
 
-    def know(
-        self, metadata: Sequence[Metadata], storages: Sequence[torch.UntypedStorage], labels: Sequence[tuple[str, str]]
-    ) -> list[int]:
-        """Name the storages of tensors that exist before the run, and throughout it; return their numbers."""
-        known, rows = self._known, self.storages
-        numbers = []
-        for known_of, storage, (kind, name) in zip(metadata, storages, labels, strict=True):
-            key = storage._cdata
-            number = known.get(key)
-            if number is None:
-                number = known[key] = len(rows)
-                rows.append((storage.nbytes(), known_of.spec.device, kind, name))
-            numbers.append(number)
-        return numbers
+    def _number_own(self, signature: Signature) -> int:
+        return self.number(self._own.setdefault(signature, signature))
+
+    def know(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Take down the storages of tensors that exist before the run, and throughout it; return their numbers."""
+        keys = [storage._cdata for storage in storages]
+        known = self._known
+        if not known and len(set(keys)) == len(keys):
+            known.update(zip(keys, count()))
+            self.storages += rows
+            return list(range(len(rows)))
+        for key, row in zip(keys, rows, strict=True):
+            if key not in known:
+                known[key] = len(self.storages)
+                self.storages.append(row)
+        return [known[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the number of a tensor's storage; it is taken down as coming from `origin` if it is new."""
@@ -191,10 +205,6 @@ class Recorder:
 
     def _specs(self, values: Any) -> tuple[Value, ...]:
         """Return the specs of the tensors in nested values, in order."""
-        if type(values) is ShapeTensor:
-            return (values.metadata.spec,)
-        if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
-            return (values[0].metadata.spec,)
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
 
     def _phase(self) -> str:
@@ -240,8 +250,8 @@ def _event(
     stack: int = 0,
     phase: str = "forward",
     thread: int = 0,
-    reads: tuple[int, ...] = (),
-    writes: tuple[int, ...] = (),
+    reads: Sequence[int] = (),
+    writes: Sequence[int] = (),
     raised: bool = False,
 ) -> Event:
     """Return the event of a row, in which a storage may stand twice."""

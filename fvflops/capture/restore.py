@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.model import Reading
+from fvflops.capture.reading import Reading
 from fvflops.capture.signature import OpSchema, tensors_of
 
 # Ops whose schema says that they write nothing, though in training they update their running statistics.
@@ -126,29 +126,28 @@ class Snapshot:
 
     def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
         """Return the mappings if any of them differs: nearly always none does, and one pass over all tells that."""
-        now = [mapping for mapping, _ in self._reading.mappings]
-        before = [copy for _, copy in self._reading.mappings]
+        reading = self._reading
+        now = reading.mappings
         unchanged = (
-            list(map(len, now)) == list(map(len, before))
-            and all(map(is_, _values(now), _values(before)))
-            # With the same objects in the same order, a key can differ only if the last one does.
-            and all(map(is_, _last_keys(now), _last_keys(before)))
+            list(map(len, now)) == reading.sizes
+            and list(chain.from_iterable(now)) == reading.keys
+            and all(map(is_, chain.from_iterable([mapping.values() for mapping in now]), reading.values))
         )
-        return () if unchanged else self._reading.mappings
+        return () if unchanged else zip(now, reading.contents(), strict=True)
 
     def _changed_tensors(self) -> list[int]:
         """Return the positions of the tensors that stand for other elements, or have another gradient."""
         reading = self._reading
         tensors = reading.tensors
+        storages = map(is_, map(torch.Tensor.untyped_storage, tensors), reading.storages)
+        changed = {index for index, same in enumerate(storages) if not same}
         columns: tuple[tuple[list[Any], list[Any]], ...] = (
-            ([tensor.untyped_storage()._cdata for tensor in tensors], [item._cdata for item in reading.storages]),
-            ([tensor.storage_offset() for tensor in tensors], reading.offsets),
-            ([tensor.shape for tensor in tensors], [metadata.shape for metadata in reading.metadata]),
-            ([tensor.stride() for tensor in tensors], [metadata.stride for metadata in reading.metadata]),
+            (list(map(torch.Tensor.storage_offset, tensors)), reading.offsets),
+            ([tensor.shape for tensor in tensors], reading.shapes),
+            ([tensor.stride() for tensor in tensors], reading.strides),
             ([tensor.requires_grad for tensor in tensors], reading.requires_grad),
             ([id(tensor.grad if tensor.is_leaf else None) for tensor in tensors], list(map(id, self._grads))),
         )
-        changed: set[int] = set()
         for now, before in columns:
             if now != before:
                 changed.update([index for index, (a, b) in enumerate(zip(now, before, strict=True)) if a != b])
@@ -189,14 +188,6 @@ class Snapshot:
             elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
                 self._containers.append((item.__dict__, list(item.__dict__.items())))
                 pending.extend(item.__dict__.values())
-
-
-def _values(mappings: list[dict[Any, Any]]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, mappings))
-
-
-def _last_keys(mappings: list[dict[Any, Any]]) -> Iterator[Any]:
-    return map(next, map(reversed, filter(None, mappings)))
 
 
 def _restore_mapping(state: tuple[dict[Any, Any], dict[Any, Any]]) -> None:

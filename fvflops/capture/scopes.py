@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 
 # Their forward takes a fused path, in which neither their submodules nor their products show, when no gradient is
@@ -27,15 +28,15 @@ class _Unfused(TorchFunctionMode):
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Push and pop the modules in `names` for as long as the context lasts; what is inside a ScriptModule is not seen.
+def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
+    """Push and pop the modules of a model for as long as the context lasts; what is inside a ScriptModule is not seen.
 
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
     original = nn.Module._call_impl
-    compiled = {module: call for module in names if (call := module._compiled_call_impl) is not None}
-    nn.Module._call_impl = _around(original, recorder, names)  # type: ignore[method-assign]
+    compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
+    nn.Module._call_impl = _around(original, recorder, reading)  # type: ignore[method-assign]
     for module in compiled:
         module._compiled_call_impl = None  # it holds the method as it was
     try:
@@ -46,34 +47,34 @@ def module_scopes(recorder: Recorder, names: Mapping[nn.Module, str]) -> Iterato
             module._compiled_call_impl = call
 
 
-def _around(original: Callable[..., Any], recorder: Recorder, names: Mapping[nn.Module, str]) -> Callable[..., Any]:
-    scripts = {name: module for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
+def _around(original: Callable[..., Any], recorder: Recorder, reading: Reading) -> Callable[..., Any]:
+    scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     unseen: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
-    thread = recorder.thread
-    regions = {
-        module: recorder.region("module", name)
-        for module, name in names.items()
-        if not (scripts and name and name in scripts and name.rpartition(".")[0] in scripts)
-    }
+    fused = {module for module in reading.names if isinstance(module, _FUSED)}
+    thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
+    regions = dict(zip(reading.names, map(recorder.region, reading.regions), strict=True))
+    for name, module in scripts.items():
+        if name and name.rpartition(".")[0] in scripts:
+            del regions[module]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         region = regions.get(module)
         if region is None or get_ident() != thread:
             return original(module, *args, **kwargs)
-        token = recorder.enter(region, (args, kwargs) if kwargs else args)
+        token = enter(region, (args, kwargs) if kwargs else args)
         try:
-            if isinstance(module, _FUSED):
+            if module in fused:
                 with _Unfused():
                     result = original(module, *args, **kwargs)
             else:
                 result = original(module, *args, **kwargs)
         except BaseException as error:
-            recorder.leave(token, None, error)
+            leave(token, None, error)
             raise
         if unseen:
             for op in unseen.get(module, ()):
                 recorder.call_unseen(op)
-        recorder.leave(token, result)
+        leave(token, result)
         return result
 
     return call

@@ -30,9 +30,9 @@ _COUNTER = 1 << 10
 
 _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
 
-_INTS = {int}
 _OURS = (ShapeTensor,)
 
 # An op's outcomes, what is known of it, what to do instead of looking there, and the op.
@@ -72,7 +72,7 @@ class ShapeMode(WrapperAware):
         self._plans: dict[int, _Plan] = {}
         self._seen: dict[int, _Seen] = {}
         self._lost: set[int] = set()
-        self._held: set[int] = set()
+        self._held = 0
         self._numbers: dict[int, int] = {}
         # The ops seen inside the composite op that is being looked into, and the storages they read and write.
         self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
@@ -85,20 +85,20 @@ class ShapeMode(WrapperAware):
         tensors: Sequence[torch.Tensor],
         metadata: Sequence[Metadata],
         storages: Sequence[torch.UntypedStorage],
-        labels: Sequence[tuple[str, str]],
+        rows: Sequence[tuple[Any, ...]],
     ) -> None:
-        """Name the storages of tensors that exist before the run, and throughout it."""
-        numbers = self._recorder.know(metadata, storages, labels)
+        """Take down the storages of tensors that exist before the run, and throughout it."""
+        numbers = self._recorder.know(storages, rows)
         mine = self._mine
         for item in set(metadata):
             mine.get(item) or self._adapt(item)
-        self._held.update([storage._cdata for storage in storages])
-        self._seen.update(
-            {
-                id(tensor): (tensor, mine[item], number)
-                for tensor, item, number in zip(tensors, metadata, numbers, strict=True)
-            }
-        )
+        self._held = len(self._recorder.storages)
+        adapted = map(mine.__getitem__, metadata)
+        self._seen.update(zip(map(id, tensors), zip(tensors, adapted, numbers, strict=True), strict=True))
+
+    def close(self) -> None:
+        """Let go of the recorder, which holds this mode: a cycle would keep the model's tensors alive for a while."""
+        self._recorder.describe = describe_tensor
 
     def _adapt(self, metadata: Metadata) -> Metadata:
         """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
@@ -150,18 +150,18 @@ class ShapeMode(WrapperAware):
                 key.append(value.metadata)
                 tensors.append(value)
                 reads.append(value.home.index)
+            elif kind in _REAL and (seen := known.get(id(value))) is not None:
+                key.append(seen[1])
+                tensors.append(value)
+                reads.append(seen[2])
             elif kind in _PLAIN:
                 key.append(value)
             elif kind is bool:
                 key.append(_TRUE if value else _FALSE)
             elif kind is float:
                 key.append((value,) if value == value else "nan")  # 1.0 and 1 are equal as keys, and not to an op
-            elif kind is list and {*map(type, value)} == _INTS:
+            elif kind is list and value and type(value[0]) is int and not op.mixes:
                 key.append(tuple(value))
-            elif (seen := known.get(id(value))) is not None:
-                key.append(seen[1])
-                tensors.append(value)
-                reads.append(seen[2])
             else:
                 key.append(self._key(value, tensors, reads))
         if kwargs:
@@ -170,7 +170,7 @@ class ShapeMode(WrapperAware):
                 key.append(self._key(value, tensors, reads))
         if op.factory:
             key.append(self.device)
-        if op.writes and len({*map(id, tensors)}) < len(tensors):
+        if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
             places = [*map(id, tensors)]
             key.append(("one tensor", *map(places.index, places)))
         outcome = outcomes.get(tuple(key))
@@ -183,7 +183,7 @@ class ShapeMode(WrapperAware):
             recorder = self._recorder
             storages = recorder.storages
             index = len(storages)
-            storages.append((fresh.nbytes, fresh.spec.device, "op"))
+            storages.append(fresh.row)
             result: Any = make(fresh, Home(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
@@ -258,7 +258,7 @@ class ShapeMode(WrapperAware):
 
     def _new_storage(self, metadata: Metadata) -> int:
         storages = self._recorder.storages
-        storages.append((metadata.nbytes, metadata.spec.device, "op"))
+        storages.append(metadata.row)
         return len(storages) - 1
 
     def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -270,9 +270,9 @@ class ShapeMode(WrapperAware):
             if outcome.remembered:
                 self._numbers[id(outcome)] = number
         if recorder.backward:
-            recorder.add(number, tuple(reads), tuple(writes))
+            recorder.add(number, reads, writes)
         else:
-            recorder.events.append(("op", number, recorder.stack, "forward", 0, tuple(reads), tuple(writes)))
+            recorder.events.append(("op", number, recorder.stack, "forward", 0, reads, writes))
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
 
@@ -367,13 +367,13 @@ class ShapeMode(WrapperAware):
             raise error
         real = metadata_of(tensor)
         metadata = self._mine.get(real) or self._adapt(real)
-        storage = tensor.untyped_storage()._cdata
-        if storage in self._lost:
+        number = self._recorder.storage_of(tensor, "outside")
+        if tensor.untyped_storage()._cdata in self._lost:
             metadata = _unknown(metadata)
-        elif not metadata.known and storage not in self._held and _could_stay(real):
+        elif not metadata.known and number >= self._held and _could_stay(real):
             # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
             metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
-        return tensor, metadata, self._recorder.storage_of(tensor, "outside")
+        return tensor, metadata, number
 
     def _learn(
         self,
@@ -502,7 +502,7 @@ class ShapeMode(WrapperAware):
             ]
             signature = self._signature(op, args, kwargs, outputs, build)
         writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
-        self._recorder.add(self._recorder.number(signature), tuple(reads), tuple(writes))
+        self._recorder.add(self._recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result

@@ -50,10 +50,14 @@ def _load_shipped(path: str) -> FormulaTable:
 
 
 def _locate(name: str, base: str | None) -> str:
-    shipped = f"{paths.SCHEME}{name}.yaml"
-    if _WORD.fullmatch(name) and paths.exists(shipped):
-        return shipped
-    return name if base is None else paths.join(base, name)
+    return _shipped(name) or (name if base is None else paths.join(base, name))
+
+
+@lru_cache(maxsize=64)
+def _shipped(name: str) -> str:
+    """Return where a table of this name is shipped, or nothing."""
+    path = f"{paths.SCHEME}{name}.yaml"
+    return path if _WORD.fullmatch(name) and paths.exists(path) else ""
 
 
 def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.row import Price, Row, default_label, price_call
@@ -30,8 +31,6 @@ from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsA
 from fvflops.trace.signature import packet_of
 
 FUNCTION_PREFIX = "prim::PythonOp."
-# A table remembers this many prices.
-_PRICES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class FormulaTable:
 
     `name` is that of a shipped table, or the path; `multiply_add` the flops that one multiply-add counts for; `opaque`
     says that composite ops and functions are counted where they are called; `stops_at` what a recorder must not look
-    into for this table.
+    into for this table. In `memo` those that use a table keep what they made of it.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -55,7 +54,7 @@ class FormulaTable:
     rows: Mapping[str, Row] = field(default_factory=dict)
     modules: Mapping[str, Row] = field(default_factory=dict)
     stops_at: StopsAt = field(init=False)
-    _prices: dict[int, tuple[Signature, Price]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))
@@ -84,18 +83,10 @@ class FormulaTable:
 
     def price(self, signature: Signature) -> Price:
         """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
-        # By identity: a shape run hands the same signature out again, and hashing one takes as long as all the rest.
-        kept, price = self._prices.get(id(signature), (None, None))
-        if kept is not signature or price is None:
-            row = self.row(signature.op)
-            if row is None:
-                price = Price(Status.UNKNOWN, default_label(signature.op))
-            else:
-                price = price_call(row, Call.of(signature))
-            if len(self._prices) >= _PRICES:
-                self._prices.clear()
-            self._prices[id(signature)] = signature, price
-        return price
+        row = self.row(signature.op)
+        if row is None:
+            return Price(Status.UNKNOWN, default_label(signature.op))
+        return price_call(row, Call.of(signature))
 
     def price_function(self, name: str, signature: RegionSignature) -> Price:
         """Return what a call of the `autograd.Function` of a class name costs, as `price` does."""

@@ -13,6 +13,7 @@ from fvflops.trace import (
     Signature,
     Status,
     StopsAt,
+    TensorSpec,
     Trace,
     Value,
     tensors_in,
@@ -104,6 +105,8 @@ def _region_op(trace: Trace, region: Region) -> str:
 
 
 def _elements(outputs: tuple[Value, ...]) -> int:
+    if len(outputs) == 1 and isinstance(outputs[0], TensorSpec):
+        return outputs[0].numel
     return sum(spec.numel for spec in tensors_in(outputs))
 
 
@@ -118,7 +121,6 @@ def _add(
     amounts, op, elements = price
     seen = calls
     for label, status, value, macs, flops in amounts:
-        entries.append(
-            Entry(scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
-        )
+        row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
+        entries.append(tuple.__new__(Entry, row))
         seen = 0

@@ -6,6 +6,9 @@ from fvflops.formulas import FormulaTable, Price
 from fvflops.metrics.counting import Amount
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 
+# Of each table and metric the amounts of so many signatures are remembered.
+_AMOUNTS = 1 << 14
+
 
 class TablePricer:
     """Prices calls by a table, `metric` being "flops" or "activations".
@@ -18,6 +21,7 @@ class TablePricer:
             raise ValueError(f"a table prices 'flops' or 'activations', not {metric!r}")
         self._table = table
         self._metric = metric
+        self._amounts: dict[int, tuple[Signature, tuple[Amount, ...]]] = table.memo.setdefault(metric, {})
 
     @property
     def stops_at(self) -> StopsAt:
@@ -31,7 +35,14 @@ class TablePricer:
 
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what one call of an op comes to."""
-        return (self._amount(self._table.price(signature)),)
+        # By identity: a shape run hands the same signature out again, and hashing one takes as long as all the rest.
+        kept, amounts = self._amounts.get(id(signature), (None, ()))
+        if kept is not signature:
+            amounts = (self._amount(self._table.price(signature)),)
+            if len(self._amounts) >= _AMOUNTS:
+                self._amounts.clear()
+            self._amounts[id(signature)] = signature, amounts
+        return amounts
 
     def price_region(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature

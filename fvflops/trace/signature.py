@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fvflops.trace.spec import Value
 
@@ -42,6 +43,7 @@ class RegionSignature:
     outputs: tuple[Value, ...]
 
 
+@lru_cache(maxsize=1 << 14)
 def packet_of(op: str) -> str:
     """Return an op's name without its overload.
 

@@ -134,17 +134,18 @@ class Trace:
         if self._scopes:
             return self._scopes
         names = [region.name if region.kind == "module" else None for region in self.regions]
-        scopes: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
+        known: dict[tuple[int, ...], tuple[str, ...]] = {}
+        scopes = self._scopes
         for stack in self.stacks:
-            if stack not in scopes:
-                outer = scopes.get(stack[:-1])
+            outer = known.get(stack[:-1])
+            if outer is None:
+                scope = tuple([name for name in map(names.__getitem__, stack) if name is not None])
+            else:
                 name = names[stack[-1]]
-                if outer is None:
-                    scopes[stack] = tuple([name for name in map(names.__getitem__, stack) if name is not None])
-                else:
-                    scopes[stack] = outer if name is None else (*outer, name)
-        self._scopes.extend([scopes[stack] for stack in self.stacks])
-        return self._scopes
+                scope = outer if name is None else (*outer, name)
+            known[stack] = scope
+            scopes.append(scope)
+        return scopes
 
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""

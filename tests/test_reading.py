@@ -1,0 +1,150 @@
+"""A model is read anew where it has changed since the last time, and nothing of it is kept alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis, parameter_count
+from fvflops.capture.reading import Reading, read_modules
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.scale = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.act(self.first(x))) * self.scale
+
+
+def tie(model: Net) -> None:
+    model.second.weight = model.first.weight
+
+
+def share(model: Net) -> None:
+    model.second = model.first
+
+
+def rename(model: Net) -> None:
+    model.first._parameters = {"kernel": model.first._parameters["weight"], "bias": model.first._parameters["bias"]}
+
+
+def swap_keys(model: Net) -> None:
+    model._modules["first"], model._modules["second"] = model._modules["second"], model._modules["first"]
+
+
+def replace_by_its_like(model: Net) -> None:
+    model.first = nn.Linear(4, 4)
+
+
+def replace_by_another(model: Net) -> None:
+    model.first = nn.Conv1d(4, 4, 1)
+
+
+def remove(model: Net) -> None:
+    del model.act
+
+
+def forget_a_child(model: Net) -> None:
+    model.act = None
+
+
+def add_a_buffer(model: Net) -> None:
+    model.register_buffer("mask", torch.ones(3))
+
+
+def wrap(model: Net) -> None:
+    model.first = torch.compile(model.first)
+
+
+def reshape(model: Net) -> None:
+    model.first.weight.data = torch.ones(2, 8)
+
+
+def freeze(model: Net) -> None:
+    model.first.weight.requires_grad_(False)
+
+
+def change_a_number(model: Net) -> None:
+    model.scale = True
+
+
+def change_the_class(model: Net) -> None:
+    model.act.__class__ = nn.Sigmoid
+
+
+CHANGES = [
+    tie,
+    share,
+    rename,
+    swap_keys,
+    replace_by_its_like,
+    replace_by_another,
+    remove,
+    forget_a_child,
+    add_a_buffer,
+    wrap,
+    reshape,
+    freeze,
+    change_a_number,
+    change_the_class,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_read_as_one_that_was_never_read(change: Callable[[Net], None]) -> None:
+    model, fresh = Net(), Net()
+    before = read_modules(model)
+    change(model)
+    change(fresh)
+    assert read_modules(model) == read_modules(fresh)
+    assert (read_modules(model) == before) == (change in (swap_keys, replace_by_its_like, wrap))
+    assert Reading(model).rows == Reading(fresh).rows
+
+
+def test_what_hangs_on_an_unchanged_model_is_read_each_time() -> None:
+    model = Net()
+    assert Reading(model).empty and not Reading(model).others
+    calls: list[nn.Module] = []
+    handle = model.act.register_forward_hook(lambda module, *_: calls.append(module))
+    hooks = model.act._forward_hooks
+    assert any(value is hooks for value in Reading(model).others)
+    FlopCountAnalysis(model, torch.ones(1, 4)).total()
+    assert calls and list(hooks) == [handle.id]
+
+
+def test_resized_storages_are_read_each_time() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    assert [row[0] for row in Reading(model).rows] == [64]
+    model.weight.untyped_storage().resize_(0)
+    assert [row[0] for row in Reading(model).rows] == [0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_analysis_keeps_nothing_of_the_model_alive(grad: bool) -> None:
+    """Not even until the collector of cycles comes by."""
+    model = Net().requires_grad_(grad)
+    removed = weakref.ref(model.act)
+    FlopCountAnalysis(model, torch.ones(1, 4)).total()
+    parameter_count(model)
+    gc.collect()
+    gc.disable()
+    try:
+        FlopCountAnalysis(model, torch.ones(1, 4)).total()
+        alive = weakref.ref(model)
+        weights = weakref.ref(model.first.weight)
+        del model.act
+        assert removed() is None
+        del model
+        assert alive() is None and weights() is None
+    finally:
+        gc.enable()
