@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fvflops import load_table
 from fvflops.analysis.examples import NotHere, bind_example, overloads_of
-from fvflops.capture import shape_dispatch
+from fvflops.capture import real_tensors
 from fvflops.capture.memo import clear_memo
 from fvflops.capture.record import ExecutionError, record
 from fvflops.capture.rules import CPU_RULES, RULES, ShapeRules
@@ -902,7 +902,7 @@ DIFFERENT = {
 def test_shapes_are_those_of_a_real_run_or_the_run_says_that_it_cannot(dtype, backward, known, monkeypatch):
     clear_memo()
     if not known:
-        monkeypatch.setattr(shape_dispatch, "CONCRETE_LIMIT", -1)
+        monkeypatch.setattr(real_tensors, "CONCRETE_LIMIT", -1)
     try:
         found = sweep(dtype, 10 if backward else 40, backward=backward)
     finally:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
+from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
@@ -32,7 +33,7 @@ from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.scopes import module_scopes
-from fvflops.capture.shape_dispatch import OnThisMachine, ShapeMode
+from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.trace import Region, StopsAt, Trace
@@ -231,7 +232,6 @@ class _Run:
         self._recorder = Recorder(stops_at, backward=vocabulary == "core")
         self._reading = reading
         self._modules = reading.tree
-        self.failure: tuple[str, str, Exception] | None = None
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -246,8 +246,8 @@ class _Run:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=_shape_run_is_on())
-            mode.know(*self._held())
-            mode.know(*self._inputs())
+            mode.reals.know(*self._held())
+            mode.reals.know(*self._inputs())
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
                 args, kwargs = self._stand_in(mode, device)
@@ -255,12 +255,16 @@ class _Run:
                 with self._watched(mode), nullcontext() if is_here(device) else OnThisMachine(device):
                     self._call(args, kwargs)
             finally:
-                self.failure = mode.failure
                 mode.close()
-            if mode.failure is not None:  # the model caught it, and took another path than it would have
-                raise mode.failure[2]
+            if self.failure is not None:  # the model caught it, and took another path than it would have
+                raise self.failure[2]
             bounds = {"bounds": ", ".join(sorted(rules.bounds))} if rules.bounds else {}
             return self._trace("shapes", device=str(device), **bounds)
+
+    @property
+    def failure(self) -> tuple[str, str, Exception] | None:
+        """The first thing that the run could not do: the op's name, the module's, and the error."""
+        return self._recorder.failure
 
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""

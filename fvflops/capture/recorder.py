@@ -25,13 +25,15 @@ class Recorder:
 
     `fresh` maps the storages that the run itself made to their ids; what is not in it existed before. `stack` is the
     stack that is open now. `backward` says that ops can run inside a backward pass. `events` and `storages` are the
-    rows of what the Trace will hold under these names, and `describe` makes the spec of a tensor.
+    rows of what the Trace will hold under these names, and `describe` makes the spec of a tensor. `failure` is the
+    first thing that the run could not do: the op's name, the module's, and the error.
     """
 
     def __init__(self, stops_at: StopsAt, *, backward: bool = True) -> None:
         self.stops_at = stops_at
         self.thread = threading.get_ident()
         self.recording = True
+        self.failure: tuple[str, str, Exception] | None = None
         self.stack = 0
         self.fresh: dict[int, int] = {}
         self.backward = backward
@@ -109,6 +111,11 @@ class Recorder:
         else:
             row = ("exit", number, outer, self._phase(), self._thread_number(), (), (), error is not None)
             self.events.append(row)
+
+    def fail(self, op: str, error: Exception) -> None:
+        """Note what a run could not do, unless it has failed before."""
+        if self.failure is None:
+            self.failure = op, self.where(), error
 
     def where(self, error: BaseException | None = None) -> str:
         """Return the name of the module that an error came from, or that runs now."""

@@ -6,30 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
-from fvflops.capture.infer import META, Inference, substitute, take_apart
-from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature, known_op
-from fvflops.capture.metadata import Metadata, intern, is_here, metadata_of
+from fvflops.capture.infer import substitute, take_apart
+from fvflops.capture.learning import Learner
+from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
+from fvflops.capture.metadata import Metadata
+from fvflops.capture.real_tensors import RealTensors
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
-from fvflops.capture.rules.quick import quickly
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
-from fvflops.capture.signature import describe, describe_result, describe_tensor, normalise
-from fvflops.trace import Signature, TensorSpec
-
-# Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
-# lengths) or made of nothing but such and constants.
-CONCRETE_LIMIT = 1 << 20
+from fvflops.capture.signature import describe, describe_tensor
 
 # A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
 _COUNTER = 1 << 10
 
 _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
-_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
 
@@ -37,7 +31,6 @@ _OURS = (ShapeTensor,)
 
 # An op's outcomes, what is known of it, what to do instead of looking there, and the op.
 _Plan = tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None, Any]
-_Seen = tuple[torch.Tensor, Metadata, int]
 
 
 class ShapeMode(WrapperAware):
@@ -46,7 +39,6 @@ class ShapeMode(WrapperAware):
     Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
     small integer and bool tensors and constants alone is computed. Every tensor answers for `device`, where `homes` are
     the real devices of the model and its inputs. `nested` says that another shape run goes on around this one.
-    `failure` is the first thing that a shape run could not do: the op's name, the module's, and the error.
     """
 
     def __init__(
@@ -61,66 +53,35 @@ class ShapeMode(WrapperAware):
     ) -> None:
         super().__init__()
         self.device = device
-        self.rules = rules
-        self.failure: tuple[str, str, Exception] | None = None
+        self.reals = RealTensors(recorder, device, homes)
+        self._learner = Learner(device, rules, self.reals)
         self._recorder = recorder
-        recorder.describe = self._spec
+        recorder.describe = self.reals.spec_of
         self._undo_log = undo_log
-        self._devices = {META: device, **dict.fromkeys(homes, device)}
-        if not is_here(device):
-            self._devices[torch.device("cpu")] = device
         self._plans: dict[int, _Plan] = {}
-        self._seen: dict[int, _Seen] = {}
-        self._lost: set[int] = set()
-        self._held = 0
         self._numbers: dict[int, int] = {}
         # The ops seen inside the composite op that is being looked into, and the storages they read and write.
         self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
-        self._mine: dict[Metadata, Metadata] = {}
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
-
-    def know(
-        self,
-        tensors: Sequence[torch.Tensor],
-        metadata: Sequence[Metadata],
-        storages: Sequence[torch.UntypedStorage],
-        rows: Sequence[tuple[Any, ...]],
-    ) -> None:
-        """Take down the storages of tensors that exist before the run, and throughout it."""
-        numbers = self._recorder.know(storages, rows)
-        mine = self._mine
-        for item in set(metadata):
-            mine.get(item) or self._adapt(item)
-        self._held = len(self._recorder.storages)
-        adapted = map(mine.__getitem__, metadata)
-        self._seen.update(zip(map(id, tensors), zip(tensors, adapted, numbers, strict=True), strict=True))
 
     def close(self) -> None:
         """Let go of the recorder, which holds this mode: a cycle would keep the model's tensors alive for a while."""
         self._recorder.describe = describe_tensor
 
-    def _adapt(self, metadata: Metadata) -> Metadata:
-        """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
-        known = metadata.dtype in _WHOLE and _could_stay(metadata)
-        device = self._devices.get(metadata.device, metadata.device)
-        adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits)
-        self._mine[metadata] = adapted
-        return adapted
+    def needs_value(self, name: str) -> ValueNeeded:
+        """Return the error of an op that asks for a number which is not there."""
+        error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
+        self._recorder.fail(name, error)
+        return error
 
     def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
         """Return a shape tensor for a tensor that exists before the run: a leaf that wants a gradient where it does."""
-        _, metadata, index = self._seen.get(id(tensor)) or self._look(tensor)
+        _, metadata, index = self.reals.look(tensor)
         twin = make(metadata, Place(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             twin._is_param = True
         return twin
-
-    def needs_value(self, name: str) -> ValueNeeded:
-        """Return the error of an op that asks for a number which is not there."""
-        error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
-        self._fail(name, error)
-        return error
 
     def __torch_dispatch__(
         self,
@@ -140,7 +101,7 @@ class ShapeMode(WrapperAware):
                 return self.leave_to_wrapper(func, types, args, kwargs or {})
             if is_fake(types):
                 return func(*args, **(kwargs or {}))
-        known = self._seen
+        known = self.reals.seen
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
         reads: list[int] = []
@@ -177,7 +138,11 @@ class ShapeMode(WrapperAware):
         if outcome is None:
             if special is not None:
                 return special(self, func, op, args, kwargs or {}, reads, tuple(key))
-            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
+            try:
+                outcome = self._learner.learn(func, op, args, kwargs or {}, tensors, tuple(key))
+            except Exception as error:  # the model may catch it, and take another path than it would have
+                self._recorder.fail(op.schema.name, error)
+                raise
         fresh = outcome.fresh
         if fresh is not None:
             recorder = self._recorder
@@ -195,9 +160,9 @@ class ShapeMode(WrapperAware):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
-                if not outcome.grown and tensors[index].numel() <= _COUNTER and self._values_at_hand(tensors):
+                if not outcome.grown and tensors[index].numel() <= _COUNTER and self.reals.hold_numbers(tensors):
                     return self._compute(func, op, args, kwargs or {}, reads, outcome)
-                self._lose(tensors[index])
+                self.reals.lose(tensors[index])
         for index, grown in outcome.grown:
             self._grow(func, args, kwargs or {}, tensors[index], grown)
         results: list[Any] = []
@@ -297,7 +262,7 @@ class ShapeMode(WrapperAware):
     ) -> Any:
         """Look into a composite op; if that comes down to one new tensor of one op, remember that."""
         self._recorder.decompose(op.schema.name)
-        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self._stands_for)
+        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self.reals.device_for)
         outer, self._inside = self._inside, []
         try:
             with self:
@@ -330,9 +295,6 @@ class ShapeMode(WrapperAware):
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
-    def _stands_for(self, device: torch.device) -> torch.device:
-        return self._devices.get(device, device)
-
     def _key(self, value: Any, tensors: list[torch.Tensor], reads: list[int]) -> Any:
         """Return the part of a call's key that an argument makes, and note the tensors in it."""
         kind = type(value)
@@ -347,133 +309,16 @@ class ShapeMode(WrapperAware):
         if kind is float:
             return (value,) if value == value else "nan"
         if kind is torch.device:
-            return self._devices.get(value, value)
+            return self.reals.device_for(value)
         if isinstance(value, (list, tuple)):
             return tuple([item if type(item) is int else self._key(item, tensors, reads) for item in value])
         if isinstance(value, torch.Tensor):
-            seen = self._seen.get(id(value))
-            _, metadata, index = self._look(value) if seen is None else seen
+            _, metadata, index = self.reals.look(value)
             tensors.append(value)
             reads.append(index)
             return metadata
         described = describe(value)
         return described if described is not value else (kind.__qualname__, value)
-
-    def _look(self, tensor: torch.Tensor) -> _Seen:
-        """Return a real tensor with its metadata and the number of its storage."""
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            error = NotImplementedError(f"a tensor of layout {tensor.layout} has no shape rules here")
-            self._fail("", error)
-            raise error
-        real = metadata_of(tensor)
-        metadata = self._mine.get(real) or self._adapt(real)
-        number = self._recorder.storage_of(tensor, "outside")
-        if tensor.untyped_storage()._cdata in self._lost:
-            metadata = _unknown(metadata)
-        elif not metadata.known and number >= self._held and _could_stay(real):
-            # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
-            metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
-        return tensor, metadata, number
-
-    def _learn(
-        self,
-        func: Any,
-        op: KnownOp,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: list[torch.Tensor],
-        key: tuple[Any, ...],
-    ) -> Outcome:
-        """Return the outcome of a call that the memo does not hold, and remember it."""
-        name = op.schema.name
-        metadata = [self._metadata_of(tensor) for tensor in tensors]
-        known = all(item.known for item in metadata)
-        inference = Inference(op.schema, tensors, metadata, self.device, self._stands_for)
-        rule = quickly(name, self.rules.instead(name) or func)
-        remember = True
-        try:
-            try:
-                outcome = inference.run(rule, args, kwargs)
-            except Exception as error:
-                computable = known and tensors and isinstance(func, torch._ops.OpOverload)
-                if computable or (self.rules.needs_values(name) and self._values_at_hand(tensors)):
-                    outcome, remember = Outcome(None, concrete=True), bool(computable)
-                else:
-                    outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
-        except Exception as error:
-            self._fail(name, error)
-            raise
-        if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
-            outcome.run_for_real()
-        if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
-            outcome.signature = self._signature(op, args, kwargs, outcome.outputs, outcome.build)
-        outcome.remembered = remember
-        if remember:
-            op.outcomes[key] = outcome
-        return outcome
-
-    def _learn_by_values(
-        self,
-        name: str,
-        inference: Inference,
-        rule: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        error: Exception,
-    ) -> Outcome:
-        """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
-        if any(item.known for item in inference.metadata):
-            try:
-                return inference.run(rule, args, kwargs, keep_known=True)
-            except Exception as second:
-                error = second
-        sized = self.rules.sized(name)
-        if sized is not None:
-            return inference.run(sized, args, kwargs)
-        if self.rules.needs_values(name) and not isinstance(error, ValueNeeded):
-            raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
-        raise error
-
-    def _signature(
-        self,
-        op: KnownOp,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        outputs: Sequence[Output],
-        build: Callable[[list[Any]], Any] | None,
-    ) -> Signature:
-        schema = op.schema
-        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), self._spec, self._stands_for)
-        results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
-        results = [self._spec(item) if isinstance(item, torch.Tensor) else item for item in results]
-        return intern_signature(
-            Signature(
-                schema.name,
-                schema.names,
-                normalise(schema, plain_args, plain_kwargs),
-                describe_result(results[0] if build is None else build(results)),
-                schema.text,
-            )
-        )
-
-    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
-        plain = tensor.layout is torch.strided and not tensor.is_nested
-        return self._metadata_of(tensor).spec if plain else describe_tensor(tensor)
-
-    def _metadata_of(self, tensor: torch.Tensor) -> Metadata:
-        if type(tensor) is ShapeTensor:
-            return tensor.metadata
-        seen = self._seen.get(id(tensor))
-        return (self._look(tensor) if seen is None else seen)[1]
-
-    def _values_at_hand(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether all tensors are real and hold the numbers that a real run would see."""
-        return bool(tensors) and all(
-            type(tensor) is not ShapeTensor
-            and tensor.device.type != "meta"
-            and tensor.untyped_storage()._cdata not in self._lost
-            for tensor in tensors
-        )
 
     def _compute(
         self,
@@ -490,31 +335,22 @@ class ShapeMode(WrapperAware):
         real_args, real_kwargs = substitute(
             (tuple(args), dict(kwargs)),
             lambda tensor: tensor,
-            lambda device: here if device in self._devices else device,
+            lambda device: here if self.reals.may_be_on(device) else device,
         )
         result = func(*real_args, **real_kwargs)
         items, build = take_apart(result)
         signature = outcome.signature
         if signature is None:
             outputs = [
-                Output(self._metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
+                Output(self.reals.metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
                 for item in items
             ]
-            signature = self._signature(op, args, kwargs, outputs, build)
+            signature = self._learner.sign(op, args, kwargs, outputs, build)
         writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         self._recorder.add(self._recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result
-
-    def _lose(self, tensor: torch.Tensor) -> None:
-        """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
-        storage = tensor.untyped_storage()._cdata
-        if storage not in self._lost:
-            self._lost.add(storage)
-            for key, (seen, metadata, number) in list(self._seen.items()):
-                if metadata.known and seen.untyped_storage()._cdata == storage:
-                    self._seen[key] = seen, _unknown(metadata), number
 
     def _grow(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor, metadata: Metadata
@@ -525,47 +361,3 @@ class ShapeMode(WrapperAware):
         with torch._C._DisableTorchDispatch():
             torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
         tensor.metadata = metadata
-
-    def _fail(self, name: str, error: Exception) -> None:
-        if self.failure is None:
-            self.failure = name, self._recorder.where(), error
-
-
-class OnThisMachine(TorchFunctionMode):
-    """A function mode that asks for the CPU where a model asks for a device that this machine has not.
-
-    torch would refuse before any op is dispatched.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._kind = device.type
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") == self._kind and args:  # Tensor.cuda()
-            return args[0]
-        here = torch.device("cpu")
-        args, kwargs = substitute(
-            (tuple(map(self._parse, args)), {name: self._parse(value) for name, value in (kwargs or {}).items()}),
-            lambda tensor: tensor,
-            lambda device: here if device.type == self._kind else device,
-        )
-        return func(*args, **kwargs)
-
-    def _parse(self, value: Any) -> Any:
-        return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._kind else value
-
-
-def _could_stay(metadata: Metadata) -> bool:
-    return metadata.device.type != "meta" and metadata.numel <= CONCRETE_LIMIT
-
-
-def _stays(metadata: Metadata, op: KnownOp) -> bool:
-    """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
-    return metadata.numel <= (1 if op.random and metadata.dtype not in _WHOLE else CONCRETE_LIMIT)
-
-
-def _unknown(metadata: Metadata) -> Metadata:
-    return intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, False, metadata.bits)

@@ -1,0 +1,110 @@
+"""The learning of an op: what a call gives that the memo of shape runs does not hold yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.capture.infer import Inference, substitute
+from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature
+from fvflops.capture.metadata import Metadata
+from fvflops.capture.real_tensors import WHOLE, RealTensors, is_small
+from fvflops.capture.rules import ShapeRules
+from fvflops.capture.rules.quick import quickly
+from fvflops.capture.shape_tensor import ValueNeeded
+from fvflops.capture.signature import describe_result, normalise
+from fvflops.trace import Signature
+
+
+class Learner:
+    """Finds out what calls give, on a device, by rules; a call that needs numbers which are not there raises."""
+
+    def __init__(self, device: torch.device, rules: ShapeRules, reals: RealTensors) -> None:
+        self._device = device
+        self._rules = rules
+        self._reals = reals
+
+    def learn(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        key: tuple[Any, ...],
+    ) -> Outcome:
+        """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
+        name = op.schema.name
+        metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
+        known = all(item.known for item in metadata)
+        inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
+        rule = quickly(name, self._rules.instead(name) or func)
+        remember = True
+        try:
+            outcome = inference.run(rule, args, kwargs)
+        except Exception as error:
+            computable = known and tensors and isinstance(func, torch._ops.OpOverload)
+            if computable or (self._rules.needs_values(name) and self._reals.hold_numbers(tensors)):
+                outcome, remember = Outcome(None, concrete=True), bool(computable)
+            else:
+                outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
+        if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
+            outcome.run_for_real()
+        if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
+            outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
+        outcome.remembered = remember
+        if remember:
+            op.outcomes[key] = outcome
+        return outcome
+
+    def sign(
+        self,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Output],
+        build: Callable[[list[Any]], Any] | None,
+    ) -> Signature:
+        """Return the signature of a call that gave some outputs."""
+        schema, spec_of = op.schema, self._reals.spec_of
+        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._reals.device_for)
+        results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
+        results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
+        return intern_signature(
+            Signature(
+                schema.name,
+                schema.names,
+                normalise(schema, plain_args, plain_kwargs),
+                describe_result(results[0] if build is None else build(results)),
+                schema.text,
+            )
+        )
+
+    def _learn_by_values(
+        self,
+        name: str,
+        inference: Inference,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        error: Exception,
+    ) -> Outcome:
+        """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
+        if any(item.known for item in inference.metadata):
+            try:
+                return inference.run(rule, args, kwargs, keep_known=True)
+            except Exception as second:
+                error = second
+        sized = self._rules.sized(name)
+        if sized is not None:
+            return inference.run(sized, args, kwargs)
+        if self._rules.needs_values(name) and not isinstance(error, ValueNeeded):
+            raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
+        raise error
+
+
+def _stays(metadata: Metadata, op: KnownOp) -> bool:
+    """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
+    return metadata.numel <= 1 if op.random and metadata.dtype not in WHOLE else is_small(metadata)
