@@ -33,11 +33,23 @@ class Outcome:
     `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
     tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
     and small; its signature is then None where its result's shape depends on values. `fresh` is the metadata of the
-    result where that is one new tensor, `same` the argument that the op returns, where nothing else happens. One
-    that depends on values otherwise is not `remembered`.
+    result where that is one new tensor; where it is one of the arguments or a view of it, `source` is that argument and
+    `view` the metadata of the view. They are None where more happens than that. An outcome that depends on values
+    otherwise is not `remembered`.
     """
 
-    __slots__ = ("build", "concrete", "fresh", "grown", "outputs", "remembered", "same", "signature", "written")
+    __slots__ = (
+        "build",
+        "concrete",
+        "fresh",
+        "grown",
+        "outputs",
+        "remembered",
+        "signature",
+        "source",
+        "view",
+        "written",
+    )
 
     def __init__(
         self,
@@ -67,7 +79,8 @@ class Outcome:
         simple = build is None and len(outputs) == 1 and not grown and not concrete
         only = outputs[0] if simple else None
         self.fresh = only.metadata if only is not None and only.source is None and not written else None
-        self.same = only.source if only is not None and only.same and written in ((), (only.source,)) else None
+        self.source = only.source if only is not None and written in ((), (only.source,)) else None
+        self.view = None if only is None or only.same else only.metadata
 
 
 class KnownOp:

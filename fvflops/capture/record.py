@@ -72,9 +72,8 @@ def record(
     `execution` is "shapes" (tensors of floating point have no numbers, nothing is computed on them, weights may be on
     the meta device), "real", or "auto": by shapes, and for real where a number turns out to be needed, which is logged.
     A shape run shows the ops of `device`, by default that of the inputs; under autograd, a machine without that device
-    shows the CPU's kernels. `assume` gives sizes to ops whose result's
-    size depends on values: {"aten::nonzero": 100}. A run by shapes that needs a number raises ExecutionError where it
-    cannot be made for real.
+    shows the CPU's kernels. `assume` gives sizes to ops whose result's size depends on values: {"aten::nonzero": 100}.
+    A run by shapes that needs a number raises ExecutionError where it cannot be made for real.
 
     Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below
     autograd; a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's

@@ -152,19 +152,36 @@ class ShapeMode(WrapperAware):
             result: Any = make(fresh, Home(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
-        source = outcome.same
-        if source is not None and type(tensors[source]) is ShapeTensor and not outcome.concrete:
+        source = outcome.source
+        if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._note(outcome, reads, (reads[source],))
-            return tensors[source]
-        if outcome.concrete:
+            return tensor if outcome.view is None else make(outcome.view, tensor.home)
+        if outcome.concrete or self._counts_on(outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
+        return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
+
+    def _counts_on(self, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
+        written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
+        small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
+        return bool(small) and self.reals.hold_numbers(tensors)
+
+    def _make_results(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        reads: Sequence[int],
+        outcome: Outcome,
+    ) -> Any:
+        """Return what a call gives by its outcome, whatever that is."""
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
-                if not outcome.grown and tensors[index].numel() <= _COUNTER and self.reals.hold_numbers(tensors):
-                    return self._compute(func, op, args, kwargs or {}, reads, outcome)
                 self.reals.lose(tensors[index])
         for index, grown in outcome.grown:
-            self._grow(func, args, kwargs or {}, tensors[index], grown)
+            self._grow(op, tensors[index], grown)
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
@@ -186,7 +203,7 @@ class ShapeMode(WrapperAware):
                     results.append(make(metadata, tensor.home))
                 else:
                     # A view of a real tensor is made for real: it costs nothing and aliases.
-                    real = real or self._view(func, args, kwargs or {}, tensors, outcome)
+                    real = real or self._view(func, args, kwargs, tensors, outcome)
                     results.append(real[len(results)])
         result = results[0] if outcome.build is None else outcome.build(results)
         self._note(outcome, reads, writes)
@@ -352,12 +369,10 @@ class ShapeMode(WrapperAware):
             self._inside.append((outcome, reads, writes))
         return result
 
-    def _grow(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor, metadata: Metadata
-    ) -> None:
+    def _grow(self, op: KnownOp, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Give an argument the metadata that the op gives it."""
         if type(tensor) is not ShapeTensor:
-            raise self.needs_value(known_op(func).schema.name)
+            raise self.needs_value(op.schema.name)
         with torch._C._DisableTorchDispatch():
             torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
         tensor.metadata = metadata
