@@ -20,6 +20,9 @@ from fvflops.trace import ModuleInfo, ModuleTree, Region
 _LAYOUTS: WeakKeyDictionary[nn.Module, _Layout] = WeakKeyDictionary()
 _TENSORS = {torch.Tensor, nn.Parameter}
 _HOLDERS = ("_parameters", "_buffers", "_modules")
+_MAPPINGS = (dict, OrderedDict)
+_CONTAINERS = (*_MAPPINGS, set)
+# A run cannot change one of these, nor a tuple of them.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -147,15 +150,26 @@ class _Layout:
         self._modules = _picker([positions[id(module)] for module in names])
         attributes = [module.__dict__ for module in names]
         self._keys, values = _contents(attributes)
-        kinds: dict[str, list[int]] = {"plain": [], "empty": [], "mappings": [], "others": []}
+        plain: list[int] = []
+        empty: list[int] = []
+        holders: list[int] = []
+        others: list[int] = []
         for position, (key, value) in enumerate(zip(self._keys, values, strict=True)):
-            kinds[_kind_of(key, value)].append(position)
-        self._pick_plain = _picker(kinds["plain"])
+            of = type(value)
+            if of in _PLAIN or (of is tuple and _PLAIN.issuperset(map(type, value))):
+                plain.append(position)
+            elif of in _CONTAINERS and not value:
+                empty.append(position)
+            elif key in _HOLDERS and of in _MAPPINGS:
+                holders.append(position)
+            else:
+                others.append(position)
+        self._pick_plain = _picker(plain)
         self._plain = self._pick_plain(values)
-        self._pick_empty = _picker(kinds["empty"])
+        self._pick_empty = _picker(empty)
         self._types = list(map(type, self._pick_empty(values)))
-        self._pick_mappings = _picker(kinds["mappings"])
-        self._pick_others = _picker(kinds["others"])
+        self._pick_mappings = _picker(holders)
+        self._pick_others = _picker(others)
         inner = self._pick_mappings(values)
         self._inner_keys, held = _contents(inner)
         self._identities = list(map(id, held))
@@ -251,16 +265,3 @@ def _picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])
-
-
-def _kind_of(key: str, value: Any) -> str:
-    if _is_plain(value):
-        return "plain"
-    if type(value) in (dict, OrderedDict, set) and not value:
-        return "empty"
-    return "mappings" if type(value) in (dict, OrderedDict) and key in _HOLDERS else "others"
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, a text or the like, or a tuple of such, which a run cannot change."""
-    return type(value) in _PLAIN or (type(value) is tuple and _PLAIN.issuperset(map(type, value)))
