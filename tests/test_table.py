@@ -256,3 +256,11 @@ def test_a_taken_name_is_refused():
 def test_a_cost_is_whole_and_not_negative(cost):
     with pytest.raises(ValueError, match="a Cost has"):
         Cost(**cost)
+
+
+def test_what_writes_to_an_argument_costs_what_its_overload_costs():
+    """`round` compares, `round.decimals` computes, and so does `round.decimals_out`."""
+    table = load_table("default")
+    assert table.row("aten::round.out").kind == "free"
+    assert table.row("aten::round.decimals_out").kind == "omitted"
+    assert table.row("aten::scatter.reduce_out").kind == "omitted"

@@ -88,13 +88,14 @@ def sign_example(op: str, text: str) -> Signature:
 
 
 def overloads_of(op: str) -> list[Any]:
-    """Return the overloads that a row's name stands for, those that write to an `out` left out."""
+    """Return the overloads that a row's name stands for; those that write to an `out` only where it names one."""
     namespace, _, name = packet_of(op).partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         raise NotHere(f"this torch has no {op}")
-    found = [getattr(packet, overload) for overload in packet.overloads() if not overload.endswith("out")]
-    return [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
+    found = [getattr(packet, overload) for overload in packet.overloads()]
+    wanted = [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
+    return [overload for overload in wanted if op.endswith("out") or not overload.name().endswith("out")]
 
 
 def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:

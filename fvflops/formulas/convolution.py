@@ -30,9 +30,9 @@ def count_convolution_backward(call: Call) -> Cost:
 
     The gradient of the input is the transposed convolution of grad_output with the weight, that of the weight
     correlates input and grad_output: each meets the same pairs as the forward. The gradient of the bias is a sum.
-    Takes aten::convolution_backward.
+    Takes aten::convolution_backward and its kin.
     """
-    image, weight = call.tensor("input"), call.tensor("weight")
+    image, weight = call.tensor("input" if "input" in call.arguments else "self"), call.tensor("weight")
     forward = _work(image.shape, weight.shape, call.shape("grad_output"), is_transposed(call))
     mask = call.arguments["output_mask"]
     wants_image, wants_weight = bool(mask[0]), bool(mask[1])  # type: ignore[index]

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
-from fvflops.trace import TensorSpec
+from fvflops.trace import TensorSpec, tensors_in
 
 
 def count_matmul(call: Call) -> Cost:
@@ -28,6 +28,21 @@ def count_matmul(call: Call) -> Cost:
         if factor.nnz is not None:
             macs = macs * factor.nnz // max(1, factor.numel)
     return Cost(macs=macs, activations=call.out.numel)
+
+
+def count_foreach_matmul(call: Call) -> Cost:
+    """Return the cost of aten::_foreach_mm: a product for each pair of matrices of the two lists.
+
+    >>> pair = (TensorSpec((4, 5)),), (TensorSpec((5, 6)),)
+    >>> call = Call("aten::_foreach_mm", {"self": pair[0] * 3, "mat2": pair[1] * 3}, ((TensorSpec((4, 6)),) * 3,))
+    >>> count_foreach_matmul(call).macs
+    360
+    """
+    pairs = zip(tensors_in(call.arguments["self"]), tensors_in(call.arguments["mat2"]), strict=True)
+    return Cost(
+        macs=sum(left.numel * right.shape[-1] for left, right in pairs),
+        activations=sum(spec.numel for spec in tensors_in(call.outputs)),
+    )
 
 
 def count_trilinear(call: Call) -> Cost:

@@ -17,7 +17,7 @@ from fvflops.formulas.call import Call
 from fvflops.formulas.convolution import count_convolution, count_convolution_backward
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.einsum import count_einsum, count_fvcore_einsum
-from fvflops.formulas.product import count_matmul, count_trilinear
+from fvflops.formulas.product import count_foreach_matmul, count_matmul, count_trilinear
 from fvflops.formulas.quotation import shorten
 from fvflops.formulas.recurrence import count_recurrence, count_recurrence_backward
 
@@ -33,6 +33,7 @@ FORMULAS: dict[str, Formula] = {
     "convolution_backward": count_convolution_backward,
     "einsum": count_einsum,
     "encoder_layer": count_encoder_layer,
+    "foreach_matmul": count_foreach_matmul,
     "fvcore_einsum": count_fvcore_einsum,
     "matmul": count_matmul,
     "multi_head_attention": count_multi_head_attention,

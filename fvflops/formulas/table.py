@@ -60,7 +60,10 @@ class FormulaTable:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))
 
     def row(self, op: str) -> Row | None:
-        """Return the row of an op, else that of all its overloads, else that of the op it is the in-place form of."""
+        """Return the row of an op, else that of all its overloads, else that of the op it is the in-place form of.
+
+        Before that of all overloads, an overload `reduce_out` has the row of the overload `reduce`.
+        """
         for name in _names_of(op):
             if name in self.rows:
                 return self.rows[name]
@@ -107,6 +110,8 @@ class FormulaTable:
 def _names_of(op: str) -> Iterable[str]:
     yield op
     packet = packet_of(op)
+    if op.endswith("_out"):  # what writes its result to an argument costs the same
+        yield op[: -len("_out")]
     yield packet
     if packet.endswith("_") and not packet.endswith("__"):
         yield packet[:-1] + op[len(packet) :]
