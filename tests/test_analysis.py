@@ -228,6 +228,41 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("aten::linear", lambda call: numpy.int32(3)).total()
 
 
+# --- what is counted at a module -------------------------------------------------------------------------------------
+
+
+def test_a_module_handle_counts_at_the_module(caplog):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.LSTM(8, 4))
+    analysis = FlopCountAnalysis(model, X).set_module_handle(nn.Linear, lambda call: call.shape("input")[-1])
+    assert analysis.by_module()["0"] == 4 and analysis.by_module()["1"] == 8
+    assert analysis.by_operator() == Counter(Linear=12, lstm=4 * 4 * (8 + 4))
+    analysis.set_module_handle("torch.nn.RNNBase", None, nn.Sequential, lambda call: Counter(all=1, of=2))
+    assert analysis.by_operator() == Counter(all=1, of=2), "the outermost module covers the others"
+    assert (
+        FlopCountAnalysis(model, X).total()
+        == analysis.copy(new_inputs=X).clear_op_handles().total() + 4 * 8 + 8 * 8 + 192
+    )
+    with pytest.raises(ValueError, match=r"no module class is called torch.nn.LSTMM: did you mean torch.nn.LSTM\?"):
+        analysis.set_module_handle("torch.nn.LSTMM", None)
+    with pytest.raises(TypeError, match="pairs of a class and a handle"):
+        analysis.set_module_handle(nn.LSTM)
+    with pytest.raises(ValueError, match=r"the handle of torch\.nn\.Linear returned 'many'"):
+        FlopCountAnalysis(model, X).set_module_handle(nn.Linear, lambda call: "many").total()
+
+
+def test_a_module_row_covers_what_is_inside_or_adds_to_it(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8))
+
+    def total(row):
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"extends: default\nmodules:\n  torch.nn.Sequential: {row}\n")
+        return FlopCountAnalysis(model, X, table=str(path)).by_operator()
+
+    assert total("{flops: 5}") == Counter(Sequential=5)
+    assert total("{flops: 5, covers: false}") == Counter(Sequential=5, linear=96)
+    assert total("free") == Counter()
+
+
 def test_a_handle_on_one_overload_leaves_the_others():
     def model(x):
         return (x + x).sum() + x.sum(1)

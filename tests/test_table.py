@@ -221,6 +221,60 @@ def test_a_mistake_in_a_module_row_is_told(load):
         row.price_module(row.modules["torch.nn.LSTM"], lstm(), RegionSignature(0, (), ()))
 
 
+# --- constants, families, and what a table says of all its rows ------------------------------------------------------
+
+
+def test_a_constant_is_a_name_and_the_nearer_table_says_what_it_is(load):
+    families = "families:\n- {flops: numel(out)*exp, ops: [aten::exp, aten::exp2]}\n"
+    base = load(f"constants: {{exp: 8, log: 4}}\n{families}ops:\n  aten::log: {{flops: log}}", "base.yaml")
+    nearer = load("extends: base.yaml\nconstants: {exp: 1}", "nearer.yaml")
+    for op, there, here in (("aten::exp", 16, 2), ("aten::exp2", 16, 2), ("aten::log", 4, 4)):
+        call = signature(op, (2,), out=(2,))
+        assert (base.price(call).flops, nearer.price(call).flops) == (there, here)
+    assert nearer.constants == {"exp": 1, "log": 4}
+
+
+def test_a_formula_reads_constants(load):
+    register_formula("test_constant", lambda call: call.constants["exp"] * call.out.numel)
+    table = load("constants: {exp: 8}\nops:\n  aten::exp: {use: test_constant, flops: numel(out)}")
+    assert table.price(signature("aten::exp", (2,), out=(2,))).flops == 16 + 2
+
+
+def test_arithmetic_on_whole_numbers_is_free_where_the_table_says_so(load):
+    table = load(
+        "floating_point_only: true\nops:\n  aten::add: {flops: numel(out)}\n  aten::mm: {macs: numel(out)}"
+        "\n  aten::floor: {flops: numel(out)}"
+    )
+
+    def price(op, dtype):
+        tensor = torch.empty(2, 2, dtype=dtype, device="meta")
+        arguments = (tensor,) * (1 if op == "floor" else 2)
+        overload = torch.ops.aten.add.Tensor if op == "add" else getattr(torch.ops.aten, op).default
+        return table.price(describe_call(overload, arguments, {}, tensor))
+
+    assert price("add", torch.int64).status is Status.FREE and price("add", torch.bool).flops == 0
+    assert price("add", torch.float16).flops == price("add", torch.complex64).flops == 4
+    assert price("mm", torch.int8).macs == 4, "a product of whole numbers counts"
+    assert not load("extends: default").floating_point_only
+
+
+def test_a_complex_product_counts_what_the_table_says(load):
+    row = "ops:\n  aten::mm: {shapes: 'm k, k n', macs: m*k*n, flops: m*n}"
+    operands = [torch.empty(shape, dtype=torch.complex64, device="meta") for shape in ((2, 3), (3, 4))]
+    product = describe_call(torch.ops.aten.mm.default, operands, {}, operands[0])
+    for text, macs in ((row, 24), (f"constants: {{complex_multiply_add: 4}}\n{row}", 96)):
+        price = load(text).price(product)
+        assert (price.macs, price.flops) == (macs, 8)
+
+
+def test_a_table_may_omit_what_the_one_that_it_extends_counts(load):
+    table = load("extends: default\nomit_inherited: true\nops:\n  aten::mm: {macs: 7}")
+    assert table.price(signature("aten::bmm", (1, 2, 3), (1, 3, 4), out=(1, 2, 4))).status is Status.OMITTED
+    assert table.price(signature("aten::mm", (2, 3), (3, 4), out=(2, 4))).macs == 7
+    assert table.row("aten::view").kind == "free" and table.row("aten::sigmoid").kind == "omitted"
+    assert "aten::linear" in table.stops_at
+
+
 # --- formulas of the program's own -----------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fvflops import paths
 from fvflops.formulas import TableError, load_table, register_formula
-from fvflops.formulas.check import check_op
-from fvflops.formulas.loading import _read_fields, _read_ops
+from fvflops.formulas.check import check_module, check_op
+from fvflops.formulas.loading import _read_fields, _read_ops, _read_rows
 from tests.tables import TableFolder, signature
 from tests.test_examples import OLDER
 from tests.torchvision_schemas import define_torchvision_schemas
@@ -116,6 +116,26 @@ MISTAKES = {
     "multiply_add of 1.5": ("\nmultiply_add: 1.5", 2, "multiply_add is '1.5'"),
     "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a text"),
     "opaque of yes": ("opaque: yes", 1, "write true or false"),
+    "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write a whole number"),
+    "a constant below zero": ("constants:\n  exp: -1", 2, "the constant exp is '-1'"),
+    "a constant that hides a function": ("constants: {numel: 1}", 1, "'numel' cannot be used in an expression"),
+    "a constant that is a word of Python": ("constants: {if: 1}", 1, "'if' cannot be used in an expression"),
+    "a constant that is not there": (
+        "constants: {exp: 8}\nops:\n  aten::exp: {flops: expp*numel(out)}",
+        3,
+        "unknown name expp in .*: did you mean exp",
+    ),
+    "a family without ops": ("families:\n- {flops: numel(out)}", 2, "a family names no ops"),
+    "a family that is a text": ("families: [aten::exp]", 1, "a family is the text 'aten::exp'"),
+    "an op of a family twice": (
+        "families:\n- {flops: numel(out), ops: [aten::exp]}\n- flops: '1'\n  ops:\n  - aten::exp",
+        5,
+        "aten::exp stands twice, first on line 2",
+    ),
+    "a mistake in a family": ("families:\n- flops: numel(outt)\n  ops: [aten::exp]", 2, "did you mean out"),
+    "a row of an op that covers": ("ops:\n  aten::mm: {macs: 1, covers: false}", 2, "unknown key 'covers'"),
+    "covers of maybe": ("modules:\n  torch.nn.LSTM: {macs: 1, covers: maybe}", 2, "write true or false"),
+    "macs beside a formula": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use gives macs"),
     "a description that is a mapping": ("description: {a: b}", 1, "description is a mapping"),
     "free that is a text": ("free: aten::view", 1, "free is the text 'aten::view', not a list"),
     "free that holds a list": ("free:\n- [aten::view]", 2, "an op of free is a list"),
@@ -304,8 +324,11 @@ def test_a_formula_returns_a_cost_or_a_whole_number(load, result):
 def test_a_shipped_table_passes_the_check_of_a_users(uri):
     define_torchvision_schemas()
     path = str(Path(__file__).parent.parent / "configs" / uri.removeprefix(paths.SCHEME))
-    for row, node in _read_ops(_read_fields(path, path), None).values():
-        check_op(row, node)
+    fields, constants = _read_fields(path, path), load_table(uri).constants
+    for row, node in _read_ops(fields, None).values():
+        check_op(row, node, constants)
+    for row, node in _read_rows(fields, "modules", None).values():
+        check_module(row, node, constants)
 
 
 def test_loading_and_counting_run_nothing(load, tmp_path):

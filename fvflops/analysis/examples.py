@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,25 +34,25 @@ def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None
     for row in table.rows.values():
         if row.kind == "counted" and row.example:
             try:
-                check_example(row, table.multiply_add)
+                check_example(row, table)
             except (WrongExample, TableError) as problem:
                 yield row, problem
             else:
                 yield row, None
 
 
-def check_example(row: Row, multiply_add: int) -> None:
-    """Raise WrongExample where a row's example cannot be run, or costs something else than it says."""
-    total = cost_example(row, multiply_add)
+def check_example(row: Row, table: FormulaTable) -> None:
+    """Raise WrongExample where the example of a table's row cannot be run, or costs something else than it says."""
+    total = cost_example(row, table)
     expected = Example.parse(row.example).total
     if total != expected:
         raise WrongExample(f"{row.file}:{row.line}: {row.name}: the example {row.example!r} costs {total}")
 
 
-def cost_example(row: Row, multiply_add: int) -> int:
-    """Return multiply_add * macs + flops of a row's example."""
-    price = price_call(row, _call_of_row(row))
-    return multiply_add * price.macs + price.flops
+def cost_example(row: Row, table: FormulaTable) -> int:
+    """Return multiply_add * macs + flops of the example of a table's row."""
+    price = price_call(row, replace(_call_of_row(row), constants=table.constants))
+    return table.multiply_add * price.macs + price.flops
 
 
 def _call_of_row(row: Row) -> Call:

@@ -17,6 +17,7 @@ from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.reading import read_modules
 from fvflops.capture.record import EXECUTIONS, Model, record
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
 from fvflops.trace import Counts, ModuleTree, Status, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -63,6 +64,7 @@ class ModelAnalysis:
         self._kwargs = kwargs
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
+        self._module_handles: dict[str, Handle | None] = {}
         self._trace: Trace | None = None
         self._loaded = False
         self._counts: Counts | None = None
@@ -140,9 +142,33 @@ class ModelAnalysis:
         self._counts = self._by_both = None
         return self
 
+    def set_module_handle(self: Self, *args: Any) -> Self:
+        """Set what calls of module classes count for: pairs of a class, or its name, and handle; returns the analysis.
+
+        What runs inside such a module is not counted beside it. The call that a handle gets has the tensors that went
+        in as `input`, `input_1` ... and the module's numbers, texts and parameters as `attributes`; what it returns is
+        that of an op's handle, and None makes the module ignored. A class speaks for its subclasses too. A name that no
+        class has raises ValueError.
+
+        >>> import torch
+        >>> analysis = ModelAnalysis(nn.Sequential(nn.LSTM(4, 8)), torch.ones(5, 1, 4))
+        >>> analysis.set_module_handle(nn.LSTM, lambda call: call.attributes["hidden_size"]).by_operator()
+        Counter({'LSTM': 8})
+        """
+        if len(args) % 2:
+            raise TypeError("set_module_handle takes pairs of a class and a handle, such as (torch.nn.LSTM, None)")
+        for named, handle in zip(args[::2], args[1::2], strict=True):
+            name = name_class(named) if isinstance(named, type) else str(named)
+            if not may_exist(name):
+                raise ValueError(f"no module class is called {name}: did you mean {nearest_class(name)}?")
+            self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
+        self._counts = self._by_both = None
+        return self
+
     def clear_op_handles(self: Self) -> Self:
         """Drop every handle and the formulas of the table too, so that nothing is counted; returns the analysis."""
         self._handles = {}
+        self._module_handles = {}
         self._table = None
         self._counts = self._by_both = None
         return self
@@ -155,6 +181,7 @@ class ModelAnalysis:
         """Return an analysis of the same class and settings, on another model or other inputs where these are given."""
         twin = copying.copy(self)
         twin._handles = dict(self._handles)
+        twin._module_handles = dict(self._module_handles)
         if new_model is not None or new_inputs is not None:
             twin._trace = twin._counts = twin._by_both = None
             twin._loaded = False
@@ -242,7 +269,9 @@ class ModelAnalysis:
             inner: Pricer = FreePricer(load_table("fvcore"))
         else:
             inner = TablePricer(self._table, self._metric)
-        return HandlePricer(inner, self._handles) if self._handles else inner
+        if self._handles or self._module_handles:
+            return HandlePricer(inner, self._handles, self._module_handles)
+        return inner
 
     def _missing_stops(self) -> list[str]:
         """Return the composite ops that this analysis would stop at and its trace did not."""

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from fvflops.trace import Signature, TensorSpec, Value, tensors_in
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class Call:
     defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an
     absent one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A
     module or an `autograd.Function` has the arguments `input`, `input_1`, `input_2` ..., the tensors that went in.
-    `attributes` holds a module's numbers, texts and parameters by name, and is empty for everything else.
+    `attributes` holds a module's numbers, texts and parameters by name, and is empty for everything else; `constants`
+    those of the table that asks, such as what an exponential costs.
 
     >>> spec = TensorSpec((2, 3))
     >>> call = Call("aten::relu", {"self": spec}, (spec,), "aten::relu(Tensor self) -> Tensor")
@@ -31,25 +35,29 @@ class Call:
     arguments: Mapping[str, Value]
     outputs: tuple[Value, ...]
     schema: str = ""
-    attributes: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, Value] = field(default_factory=lambda: _NOTHING)
+    constants: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
 
     @staticmethod
-    def of(signature: Signature) -> Call:
+    def of(signature: Signature, constants: Mapping[str, int] = _NOTHING) -> Call:
         """Return the call that a signature describes; an op without a schema has `argument_0`, `argument_1` ..."""
-        if signature.names or not signature.inputs:
-            arguments = dict(zip(signature.names, signature.inputs, strict=True))
-            return Call(signature.op, arguments, signature.outputs, signature.schema)
-        return _nameless(signature.op, "argument_{}", signature.inputs, signature.outputs)
+        arguments, schema = dict(zip(signature.names, signature.inputs, strict=False)), signature.schema
+        if signature.inputs and not signature.names:
+            arguments, schema = _nameless(signature.op, "argument_{}", signature.inputs)
+        return Call(signature.op, arguments, signature.outputs, schema, constants=constants)
 
     @staticmethod
     def of_region(
-        name: str, inputs: Sequence[Value], outputs: Sequence[Value], attributes: Mapping[str, Value] | None = None
+        name: str,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        attributes: Mapping[str, Value] = _NOTHING,
+        constants: Mapping[str, int] = _NOTHING,
     ) -> Call:
         """Return the call of a module or an `autograd.Function`."""
-        call = _nameless(name, "input_{}", inputs, outputs)
-        arguments = {"input" if key == "input_0" else key: value for key, value in call.arguments.items()}
-        schema = call.schema.replace("input_0", "input", 1)
-        return Call(name, arguments, call.outputs, schema, attributes or {})
+        arguments, schema = _nameless(name, "input_{}", inputs)
+        arguments = {"input" if key == "input_0" else key: value for key, value in arguments.items()}
+        return Call(name, arguments, tuple(outputs), schema.replace("input_0", "input", 1), attributes, constants)
 
     @property
     def out(self) -> TensorSpec:
@@ -88,7 +96,8 @@ def operands_of(schema: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\bTensor(?:\([^)]*\))?\?? (\w+)", arguments))
 
 
-def _nameless(op: str, template: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Call:
+def _nameless(op: str, template: str, inputs: Sequence[Value]) -> tuple[dict[str, Value], str]:
+    """Return the arguments of a call without a schema under made names, and a schema made of these."""
     arguments = {template.format(index): value for index, value in enumerate(inputs)}
     words = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
-    return Call(op, arguments, tuple(outputs), f"{op}({', '.join(words)}) -> (...)")
+    return arguments, f"{op}({', '.join(words)}) -> (...)"

@@ -20,12 +20,15 @@ _OP = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
 _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 
 
-def check_op(row: Row, node: Node) -> None:
-    """Raise TableError where a row of an op or a function names what does not exist, or cannot be computed."""
+def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
+    """Raise TableError where a row of an op or a function names what does not exist, or cannot be computed.
+
+    `constants` are those of its table.
+    """
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
             raise node.mistake(f"{row.name}: a function that is not in the table is looked into anyway")
-        _check_texts(row, node, ())
+        _check_texts(row, node, (), constants)
         return
     if not _OP.fullmatch(row.name):
         near = nearest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
@@ -43,10 +46,10 @@ def check_op(row: Row, node: Node) -> None:
         _check_decompose(row, node, overloads)
     if row.kind == "counted" and not row.name.endswith("_") and "." not in row.name:
         overloads += overloads_of(packet_of(row.name) + "_")
-    _check_texts(row, node, overloads)
+    _check_texts(row, node, overloads, constants)
 
 
-def check_module(row: Row, node: Node) -> None:
+def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """Raise TableError where a row of a module class cannot be computed."""
     if row.kind == "decompose":
         raise node.mistake(f"{row.name}: a module that is not in the table is looked into anyway")
@@ -55,7 +58,7 @@ def check_module(row: Row, node: Node) -> None:
     if not may_exist(row.name):
         hint = f"did you mean {nearest_class(row.name)}? If it is one of yours, define it first"
         raise node.mistake(f"no module class is called {row.name}: {hint}")
-    _check_texts(row, node, ())
+    _check_texts(row, node, (), constants)
 
 
 def _check_decompose(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
@@ -65,7 +68,7 @@ def _check_decompose(row: Row, node: Node, overloads: tuple[Overload, ...]) -> N
         raise node.mistake(f"{row.name} is no composite op, torch cannot look inside it: {overloads[0].schema}")
 
 
-def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
+def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constants: Mapping[str, int]) -> None:
     if row.kind != "counted":
         return
     fields = node.fields(row.name)
@@ -75,7 +78,7 @@ def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
     for key in ("macs", "flops", "activations"):
         text = getattr(row, key)
         if text is not None:
-            _check_expression(row, key, text, fields[key], bound, overloads)
+            _check_expression(row, key, text, fields[key], bound.union(constants), overloads)
     if row.use is not None:
         try:
             shipped.find_formula(row.use)

@@ -45,6 +45,19 @@ def nearest_class(name: str) -> str:
     return "".join(get_close_matches(name, same, n=1, cutoff=0.0))
 
 
+def name_class(cls: type) -> str:
+    """Return the name that a recorder writes for a class: a class of torch.nn by its public name.
+
+    >>> from torch import nn
+    >>> name_class(nn.LSTM)
+    'torch.nn.LSTM'
+    """
+    from torch import nn
+
+    public = getattr(nn, cls.__name__, None) is cls
+    return f"torch.nn.{cls.__name__}" if public else f"{cls.__module__}.{cls.__qualname__}"
+
+
 def loaded_classes() -> dict[str, str]:
     """Return qualified name → the name that a recorder writes, for all module classes and their bases.
 
@@ -53,11 +66,8 @@ def loaded_classes() -> dict[str, str]:
     """
     from torch import nn
 
-    names = {}
-    for cls in {base for found in _subclasses(nn.Module) for base in found.__mro__}:
-        qualified = f"{cls.__module__}.{cls.__qualname__}"
-        names[qualified] = f"torch.nn.{cls.__name__}" if getattr(nn, cls.__name__, None) is cls else qualified
-    return names
+    classes = {base for found in _subclasses(nn.Module) for base in found.__mro__}
+    return {f"{cls.__module__}.{cls.__qualname__}": name_class(cls) for cls in classes}
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from fvflops import paths
 from fvflops.formulas.check import check_module, check_op
 from fvflops.formulas.document import Node, TableError, read_document
+from fvflops.formulas.function import FUNCTIONS
 from fvflops.formulas.quotation import shorten
-from fvflops.formulas.row import Row, default_label, read_row
+from fvflops.formulas.row import KEYS, MODULE_KEYS, Row, default_label, read_flag, read_row
 from fvflops.formulas.table import FormulaTable
 from fvflops.trace.signature import packet_of
 
-_KEYS = ("description", "extends", "multiply_add", "opaque", "free", "omitted", "ops", "modules")
+_KEYS = (
+    "description",
+    "extends",
+    "multiply_add",
+    "opaque",
+    "constants",
+    "floating_point_only",
+    "omit_inherited",
+    "free",
+    "omitted",
+    "families",
+    "ops",
+    "modules",
+)
 _WORD = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
-_FLAGS = {"true": True, "false": False}
+_FLAGS = ("opaque", "floating_point_only", "omit_inherited")
 
 Rows = dict[str, tuple[Row, Node]]
 
@@ -67,9 +83,13 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
         base = _load_base(fields["extends"], path, (*chain, path))
     # A shipped table must load on an older torch, which lacks some of its ops: its own test checks it.
     checked = not path.startswith(paths.SCHEME)
-    ops = _read_ops(fields, check_op if checked else None)
-    modules = _read_rows(fields, "modules", check_module if checked else None)
-    opaque = _read_flag(fields["opaque"]) if "opaque" in fields else base.opaque
+    constants = {**base.constants, **_read_constants(fields)}
+    ops = _read_ops(fields, partial(check_op, constants=constants) if checked else None)
+    modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if checked else None)
+    flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
+    if flags.get("omit_inherited"):
+        base = _omit(base)
+    opaque = flags.get("opaque", base.opaque)
     rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
         _check_reach(rows, ops)
@@ -80,7 +100,19 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
         opaque=opaque,
         rows=rows,
         modules={**base.modules, **{key: row for key, (row, _) in modules.items()}},
+        constants=constants,
+        floating_point_only=flags.get("floating_point_only", base.floating_point_only),
     )
+
+
+def _omit(table: FormulaTable) -> FormulaTable:
+    """Return a table in which nothing is counted: what was, is omitted."""
+    rows = {name: _omit_row(row) for name, row in table.rows.items()}
+    return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
+
+
+def _omit_row(row: Row) -> Row:
+    return Row(row.name, "omitted", row.file, row.line, row.label) if row.kind == "counted" else row
 
 
 def _read_fields(path: str, file: str) -> dict[str, Node]:
@@ -136,19 +168,52 @@ def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None
             rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
             if check is not None:
                 check(*rows[name])
+    for family in fields["families"].items("families") if "families" in fields else ():
+        for name, entry in _read_family(family).items():
+            _refuse_twice(name, entry[1], rows)
+            rows[name] = entry
+            if check is not None:
+                check(*entry)
     for name, entry in _read_rows(fields, "ops", check).items():
         _refuse_twice(name, entry[1], rows)
         rows[name] = entry
     return rows
 
 
+def _read_family(node: Node) -> Rows:
+    """Return the rows of a family, one for each of its ops, each with the node to blame."""
+    fields = dict(node.fields("a family"))
+    if "ops" not in fields:
+        raise node.mistake("a family names no ops: write ops: [aten::exp, aten::exp2]")
+    rows: Rows = {}
+    for item in fields.pop("ops").items("ops of a family"):
+        name = item.name("an op of a family")
+        _refuse_twice(name, item, rows)
+        said = Node(item.file, item.line, fields)
+        rows[name] = (read_row(name, said), said)
+    return rows
+
+
 def _read_rows(fields: dict[str, Node], key: str, check: Callable[[Row, Node], None] | None) -> Rows:
     rows: Rows = {}
+    keys = MODULE_KEYS if key == "modules" else KEYS
     for name, node in fields[key].fields(key).items() if key in fields else ():
-        rows[name] = (read_row(name, node), node)
+        rows[name] = (read_row(name, node, keys), node)
         if check is not None:
             check(*rows[name])
     return rows
+
+
+def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
+    constants = {}
+    for name, node in fields["constants"].fields("constants").items() if "constants" in fields else ():
+        if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS or name in ("out", "outputs"):
+            raise node.mistake(f"the constant {shorten(name)!r} cannot be used in an expression: take another name")
+        text = node.text(f"the constant {name}")
+        if not text.isdecimal() or not text.isascii() or len(text) > 9:
+            raise node.mistake(f"the constant {name} is {shorten(text)!r}: write a whole number")
+        constants[name] = int(text)
+    return constants
 
 
 def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
@@ -163,13 +228,6 @@ def _read_count(node: Node) -> int:
             f"multiply_add is {shorten(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
         )
     return int(text)
-
-
-def _read_flag(node: Node) -> bool:
-    text = node.text("opaque")
-    if text not in _FLAGS:
-        raise node.mistake(f"opaque is {shorten(text)!r}: write true or false")
-    return _FLAGS[text]
 
 
 def _merge(base: Mapping[str, Row], nearer: Mapping[str, Row]) -> dict[str, Row]:

@@ -13,10 +13,13 @@ from fvflops.formulas.document import Node, mistake
 from fvflops.formulas.expression import Expression, ExpressionError
 from fvflops.formulas.pattern import Pattern, PatternError
 from fvflops.formulas.quotation import shorten
-from fvflops.trace import Status, Value
+from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("free", "omitted", "decompose")
-_KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example")
+KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example")
+MODULE_KEYS = (*KEYS, "covers")
+COMPLEX_MULTIPLY_ADD = "complex_multiply_add"
+_FLAGS = {"true": True, "false": False}
 _STATUSES = {"free": Status.FREE, "omitted": Status.OMITTED, "decompose": Status.UNKNOWN}
 
 
@@ -28,6 +31,7 @@ class Row:
     module class. `kind` is "counted", "free", "omitted" or "decompose": look inside. `file` and `line` say where it
     stands, `label` under which name it is reported. The rest are the texts of the row: expressions `macs`, `flops` and
     `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the numbers and an `example`.
+    `covers` says of a module's row that what runs inside is not counted beside it.
 
     A row with `activations` alone counts no flops: its price has the status OMITTED, and activations.
     """
@@ -44,6 +48,7 @@ class Row:
     use: str | None = None
     source: str = ""
     example: str = ""
+    covers: bool = True
 
     @property
     def status(self) -> Status:
@@ -82,8 +87,8 @@ def default_label(name: str) -> str:
     return rest if namespace == "prim" else rest.partition(".")[0]
 
 
-def read_row(name: str, node: Node) -> Row:
-    """Return the row that a node of a table says; a mistake in its form raises TableError.
+def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
+    """Return the row that a node of a table says, of which `keys` may be said; a mistake in its form raises TableError.
 
     Its expressions, pattern and example are not read here: `fvflops.formulas.check` does that for a user's table.
     """
@@ -94,15 +99,15 @@ def read_row(name: str, node: Node) -> Row:
         return Row(name, node.value, node.file, node.line, label)
     fields = node.fields(name)
     for key, field in fields.items():
-        if key not in _KEYS:
-            raise field.mistake(f"{name}: unknown key {shorten(key)!r}{_near_key(key)}")
+        if key not in keys:
+            raise field.mistake(f"{name}: unknown key {shorten(key)!r}{_near_key(key, keys)}")
     if "label" in fields:
         _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
         raise node.mistake(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
-    if "use" in texts and ("macs" in texts or "flops" in texts):
-        raise fields["use"].mistake(f"{name}: use gives macs and flops, so they cannot stand beside it")
+    if "use" in texts and "macs" in texts:
+        raise fields["use"].mistake(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
     return Row(
         name,
         "counted",
@@ -116,7 +121,16 @@ def read_row(name: str, node: Node) -> Row:
         texts.get("use"),
         texts.get("source", ""),
         texts.get("example", ""),
+        read_flag(fields["covers"], f"covers of {name}") if "covers" in fields else True,
     )
+
+
+def read_flag(node: Node, what: str) -> bool:
+    """Return what a node says, true or false; anything else raises TableError."""
+    text = node.text(what)
+    if text not in _FLAGS:
+        raise node.mistake(f"{what} is {shorten(text)!r}: write true or false")
+    return _FLAGS[text]
 
 
 def price_call(row: Row, call: Call) -> Price:
@@ -131,7 +145,12 @@ def price_call(row: Row, call: Call) -> Price:
         what = "the row" if row.use is None else f"the formula {row.use}"
         text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise mistake(row.file, row.line, text) from error
-    return Price(row.status, row.label, cost.macs, cost.flops, cost.activations)
+    macs = cost.macs * call.constants.get(COMPLEX_MULTIPLY_ADD, 1) if cost.macs and _is_complex(call) else cost.macs
+    return Price(row.status, row.label, macs, cost.flops, cost.activations)
+
+
+def _is_complex(call: Call) -> bool:
+    return any(spec.is_complex for spec in tensors_in((*call.arguments.values(), *call.outputs)))
 
 
 def show_call(call: Call) -> str:
@@ -144,21 +163,23 @@ def show_call(call: Call) -> str:
 
 
 def _cost(row: Row, call: Call) -> Cost:
-    names: dict[str, Value] = {**call.attributes, **call.arguments, "outputs": call.outputs}
+    names: dict[str, Value] = {**call.constants, **call.attributes, **call.arguments, "outputs": call.outputs}
     if call.outputs:
         names["out"] = call.outputs[0]
     if row.shapes is not None:
         names.update(Pattern.parse(row.shapes).match(call))
-    activations = None if row.activations is None else Expression.parse(row.activations).evaluate(names)
+    macs, flops, activations = (
+        None if text is None else Expression.parse(text).evaluate(names)
+        for text in (row.macs, row.flops, row.activations)
+    )
     if row.use is not None:
         cost = shipped.find_formula(row.use)(call)
         if isinstance(cost, int) and not isinstance(cost, bool):
             cost = Cost(flops=cost)
         if not isinstance(cost, Cost):
             raise TypeError(f"it returned {cost!r}, neither a Cost nor a whole number of flops")
-        return Cost(cost.macs, cost.flops, cost.activations if activations is None else activations)
-    macs, flops = (0 if text is None else Expression.parse(text).evaluate(names) for text in (row.macs, row.flops))
-    return Cost(macs, flops, activations)
+        return Cost(cost.macs, cost.flops + (flops or 0), cost.activations if activations is None else activations)
+    return Cost(macs or 0, flops or 0, activations)
 
 
 def _check_label(name: str, node: Node) -> None:
@@ -178,11 +199,11 @@ def _near(node: Node) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _near_key(key: str) -> str:
+def _near_key(key: str, keys: tuple[str, ...]) -> str:
     if not key.isidentifier():
         return ": put a text that holds a comma or a colon in quotes"
-    near = get_close_matches(key, _KEYS, n=1)
-    return f": did you mean {near[0]!r}?" if near else f": a row has {', '.join(_KEYS)}"
+    near = get_close_matches(key, keys, n=1)
+    return f": did you mean {near[0]!r}?" if near else f": a row has {', '.join(keys)}"
 
 
 def _show(value: Value) -> str:

@@ -4,14 +4,19 @@
     extends: default            # a shipped table, a path relative to this file, or a URI; the nearer entry wins
     multiply_add: 1             # flops that one multiply-add counts for
     opaque: false               # true: composite ops and functions count where they are called, nobody looks inside
+    constants: {exp: 8}         # names that expressions use; the nearer table wins
+    floating_point_only: false  # true: arithmetic on whole numbers is free, products excepted
+    omit_inherited: false       # true: what the table that this one extends counts is omitted here
     free: [aten::view]          # short for `aten::view: free`
     omitted: [aten::add]
+    families:                   # rows that speak for several ops
+      - {flops: numel(out)*exp, ops: [aten::exp, aten::exp2], example: "2 3 = 48"}
     ops:
       aten::mm: {shapes: "m k, k n", macs: m*k*n, activations: numel(out), example: "4 5, 5 6 = 120"}
       aten::convolution: {use: convolution, label: conv, source: "..."}
       aten::conv2d: decompose   # look inside; free and omitted are said the same way
       prim::PythonOp.Swish: {flops: 4*numel(out)}
-    modules:
+    modules:                    # counted at the module; `covers: false` says: beside what runs inside
       torch.nn.LSTM: {macs: "numel(input) * hidden_size"}
 
 Names in an expression are the op's arguments, what `shapes` binds, `out` (the first result) and `outputs`. A function
@@ -21,13 +26,13 @@ The parts are described in `fvflops.formulas.expression`, `pattern` and `example
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.row import Price, Row, default_label, price_call
-from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, Value
+from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
 FUNCTION_PREFIX = "prim::PythonOp."
@@ -38,8 +43,9 @@ class FormulaTable:
     """A convention: a row for each op, function and module class that it knows.
 
     `name` is that of a shipped table, or the path; `multiply_add` the flops that one multiply-add counts for; `opaque`
-    says that composite ops and functions are counted where they are called; `stops_at` what a recorder must not look
-    into for this table. In `memo` those that use a table keep what they made of it.
+    says that composite ops and functions are counted where they are called; `constants` are names for expressions and
+    formulas; `floating_point_only` says that arithmetic on whole numbers is free, products excepted; `stops_at` what a
+    recorder must not look into for this table. In `memo` those that use a table keep what they made of it.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -53,6 +59,8 @@ class FormulaTable:
     opaque: bool = False
     rows: Mapping[str, Row] = field(default_factory=dict)
     modules: Mapping[str, Row] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    floating_point_only: bool = False
     stops_at: StopsAt = field(init=False)
     memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -70,26 +78,18 @@ class FormulaTable:
         return None
 
     def module_row(self, classes: Iterable[str]) -> Row | None:
-        """Return the row of the first class that has one, by qualified names.
-
-        A table may leave out inner packages: `torch.nn.LSTM` is the class `torch.nn.modules.rnn.LSTM`.
-        """
-        if not self.modules:
-            return None
-        for name in classes:
-            if name in self.modules:
-                return self.modules[name]
-            near = [key for key in self.modules if is_short_for(key, name)]
-            if near:
-                return self.modules[max(near, key=len)]
-        return None
+        """Return the row of the first class that has one, by qualified names."""
+        name = find_class(self.modules, classes)
+        return None if name is None else self.modules[name]
 
     def price(self, signature: Signature) -> Price:
         """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
         row = self.row(signature.op)
         if row is None:
             return Price(Status.UNKNOWN, default_label(signature.op))
-        return price_call(row, Call.of(signature))
+        if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
+            return Price(Status.FREE, row.label)
+        return price_call(row, Call.of(signature, self.constants))
 
     def price_function(self, name: str, signature: RegionSignature) -> Price:
         """Return what a call of the `autograd.Function` of a class name costs, as `price` does."""
@@ -97,14 +97,39 @@ class FormulaTable:
         row = self.rows.get(op)
         if row is None:
             return Price(Status.UNKNOWN, default_label(op))
-        return price_call(row, Call.of_region(op, signature.inputs, signature.outputs))
+        return price_call(row, Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants))
 
     def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> Price:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
-        attributes: dict[str, Value] = dict(module.attributes)
-        for parameter in (*module.parameters, *module.buffers):
-            attributes[parameter.name.rpartition(".")[2]] = parameter.spec
-        return price_call(row, Call.of_region(row.name, signature.inputs, signature.outputs, attributes))
+        attributes = attributes_of(module)
+        return price_call(
+            row, Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
+        )
+
+
+def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
+    """Return the name that stands for the first of the qualified classes for which there is one.
+
+    A name may leave out inner packages: `torch.nn.LSTM` is the class `torch.nn.modules.rnn.LSTM`.
+    """
+    for qualified in classes if names else ():
+        if qualified in names:
+            return qualified
+        near = [name for name in names if is_short_for(name, qualified)]
+        if near:
+            return max(near, key=len)
+    return None
+
+
+def attributes_of(module: ModuleInfo) -> dict[str, Value]:
+    """Return a module's numbers, texts, parameters and buffers by name, as a formula sees them."""
+    tensors = {item.name.rpartition(".")[2]: item.spec for item in (*module.parameters, *module.buffers)}
+    return {**module.attributes, **tensors}
+
+
+def _has_floats(signature: Signature) -> bool:
+    specs = tensors_in((*signature.inputs, *signature.outputs))
+    return any(spec.is_floating_point or spec.is_complex for spec in specs)
 
 
 def _names_of(op: str) -> Iterable[str]:

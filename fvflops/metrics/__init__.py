@@ -1,6 +1,6 @@
 """Counting: a Trace and a table in, Counts out."""
 
-from fvflops.metrics.counting import Amount, Pricer, count
+from fvflops.metrics.counting import Amount, Pricer, RegionAmounts, count
 from fvflops.metrics.handles import Handle, HandlePricer
 from fvflops.metrics.pricing import FreePricer, TablePricer
 
@@ -10,6 +10,7 @@ __all__ = [
     "Handle",
     "HandlePricer",
     "Pricer",
+    "RegionAmounts",
     "TablePricer",
     "count",
 ]

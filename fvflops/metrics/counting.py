@@ -30,6 +30,13 @@ class Amount(NamedTuple):
     flops: int = 0
 
 
+class RegionAmounts(NamedTuple):
+    """What one call of a region comes to; `covers` says that what ran inside it is not counted beside it."""
+
+    amounts: tuple[Amount, ...]
+    covers: bool = True
+
+
 class Pricer(Protocol):
     """Whatever can say what a call comes to: a table, or a table with handles before it."""
 
@@ -46,21 +53,22 @@ class Pricer(Protocol):
 
     def price_region(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> tuple[Amount, ...] | None:
-        """Return what one call of a region comes to, all that ran in it included; None: look inside."""
+    ) -> RegionAmounts | None:
+        """Return what one call of a region comes to, or None where nothing is said of it: look inside."""
 
 
 def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     """Return the counts of one metric over a trace.
 
-    A region that the pricer prices covers all that ran inside it; the outermost such region wins.
+    A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
+    wins.
     """
-    region_amounts = {
+    priced = {
         index: amounts
         for index, signature in enumerate(trace.region_signatures if _looks_at_regions(trace, pricer) else ())
         if (amounts := _price_region(trace, pricer, signature)) is not None
     }
-    covering = {trace.region_signatures[index].region for index in region_amounts}
+    covering = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.covers}
     covered = {
         index for index, stack in enumerate(trace.stacks) if covering and any(region in covering for region in stack)
     }
@@ -76,12 +84,12 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
             price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs)
         _add(entries, price, scopes[stack], phase, calls)
     for (index, stack, phase), calls in trace.region_calls.items():
-        if index not in region_amounts or stack in covered:
+        if index not in priced or stack in covered:
             continue
         signature = trace.region_signatures[index]
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
-        price = region_amounts[index], _region_op(trace, region), _elements(signature.outputs)
+        price = priced[index].amounts, _region_op(trace, region), _elements(signature.outputs)
         _add(entries, price, scope, phase, calls)
     return Counts(metric, trace.modules, tuple(entries))
 
@@ -90,7 +98,7 @@ def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:
     return pricer.prices_modules or any(region.kind == "function" for region in trace.regions)
 
 
-def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> tuple[Amount, ...] | None:
+def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> RegionAmounts | None:
     region = trace.regions[signature.region]
     module = trace.modules.places[region.name] if region.kind == "module" else None
     return pricer.price_region(region, module, signature)

@@ -1,4 +1,4 @@
-"""The pricing of calls by handles, Python functions that a program set for single ops, before a table is asked."""
+"""The pricing of calls by handles, Python functions that a program set for ops and modules, before a table is asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from numbers import Real
 from typing import Any
 
 from fvflops.formulas import Call
-from fvflops.metrics.counting import Amount, Pricer
+from fvflops.formulas.row import default_label
+from fvflops.formulas.table import attributes_of, find_class
+from fvflops.metrics.counting import Amount, Pricer, RegionAmounts
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 
 Handle = Callable[[Call], "int | Counter[str]"]
@@ -20,12 +22,15 @@ class HandlePricer:
     """Asks a handle where one is set for the op, and `inner` elsewhere; a handle that is None makes the op free.
 
     A name without an overload stands for all overloads; `aten::_convolution`, the name that traced graphs have, stands
-    for `aten::convolution`.
+    for `aten::convolution`. `modules` holds the handles of module classes by their names, as in a table.
     """
 
-    def __init__(self, inner: Pricer, handles: Mapping[str, Handle | None]) -> None:
+    def __init__(
+        self, inner: Pricer, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
+    ) -> None:
         self._inner = inner
         self._handles = dict(handles)
+        self._modules = dict(modules or {})
 
     @property
     def stops_at(self) -> StopsAt:
@@ -34,8 +39,8 @@ class HandlePricer:
 
     @property
     def prices_modules(self) -> bool:
-        """Whether the inner pricer has something to say about a module; a handle has not."""
-        return self._inner.prices_modules
+        """Whether a handle or the inner pricer has something to say about a module."""
+        return bool(self._modules) or self._inner.prices_modules
 
     def price_op(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what the handle says of one call, or what the inner pricer says."""
@@ -46,12 +51,16 @@ class HandlePricer:
 
     def price_region(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> tuple[Amount, ...] | None:
-        """Return what the handle says of one call of an autograd.Function, or what the inner pricer says."""
-        name = _FUNCTION + region.name
-        if module is None and name in self._handles:
+    ) -> RegionAmounts | None:
+        """Return what the handle says of one call of a module or a function, or what the inner pricer says."""
+        if module is not None:
+            name = find_class(self._modules, module.classes)
+            if name is not None:
+                call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
+                return RegionAmounts(_price(self._modules[name], name, call))
+        elif (name := _FUNCTION + region.name) in self._handles:
             call = Call.of_region(name, signature.inputs, signature.outputs)
-            return _price(self._handles[name], name, call)
+            return RegionAmounts(_price(self._handles[name], name, call))
         return self._inner.price_region(region, module, signature)
 
 
@@ -60,7 +69,7 @@ def _traced_name(packet: str) -> str:
 
 
 def _price(handle: Handle | None, name: str, call: Call) -> tuple[Amount, ...]:
-    label = name.partition("::")[2]
+    label = name.partition("::")[2] or default_label(name)
     if handle is None:
         return (Amount(label, Status.FREE),)
     result = handle(call)

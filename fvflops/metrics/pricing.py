@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fvflops.formulas import FormulaTable, Price
-from fvflops.metrics.counting import Amount
+from fvflops.metrics.counting import Amount, RegionAmounts
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 
 # Of each table and metric the amounts of so many signatures are remembered.
@@ -46,14 +46,18 @@ class TablePricer:
 
     def price_region(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> tuple[Amount, ...] | None:
+    ) -> RegionAmounts | None:
         """Return what one call of a region comes to, or None where the table has no row for it."""
         if module is not None:
             row = self._table.module_row(module.classes)
-            return None if row is None else (self._amount(self._table.price_module(row, module, signature)),)
+            if row is None:
+                return None
+            return RegionAmounts((self._amount(self._table.price_module(row, module, signature)),), row.covers)
         row = self._table.row(f"prim::PythonOp.{region.name}")
         look_inside = not self._table.opaque if row is None else row.kind == "decompose"
-        return None if look_inside else (self._amount(self._table.price_function(region.name, signature)),)
+        if look_inside:
+            return None
+        return RegionAmounts((self._amount(self._table.price_function(region.name, signature)),))
 
     def _amount(self, price: Price) -> Amount:
         if self._metric == "flops":
@@ -89,8 +93,8 @@ class FreePricer:
 
     def price_region(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> tuple[Amount, ...] | None:
+    ) -> RegionAmounts | None:
         """Return an unknown amount for an autograd.Function where the table does not look into one, else None."""
         if region.kind == "function" and self._table.opaque:
-            return (Amount(f"PythonOp.{region.name}", Status.UNKNOWN),)
+            return RegionAmounts((Amount(f"PythonOp.{region.name}", Status.UNKNOWN),))
         return None
