@@ -1,0 +1,164 @@
+"""The conventions `torch` and `torch_profiler` beside the counters that torch ships."""
+
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from fvflops import FlopCountAnalysis
+from fvflops.capture.record import record
+from fvflops.formulas import load_table
+from tests.models import MODELS, build_case
+
+
+class Layers(nn.Module):
+    """The layers that the models lack: convolutions of other ranks, transposed ones, elementwise arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv1d(4, 6, 3, groups=2)
+        self.back = nn.ConvTranspose1d(6, 4, 3, stride=2, groups=2)
+        self.three = nn.Conv3d(1, 2, 2)
+        self.same = nn.Conv2d(2, 4, 3, padding="same")
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.bilinear = nn.Bilinear(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.back(self.one(x))
+        rows = x.transpose(1, 2)
+        mixed = self.attention(rows, rows, rows)[0] @ torch.ones(4, 4)
+        picture = self.same(self.three(x[:, None, :, :, None].expand(-1, -1, -1, -1, 3)).flatten(3))
+        tail = picture.add(1).mul(picture).sub(2).div(3).sum() * mixed.sum()
+        return tail + self.bilinear(rows, rows).sum()
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers and a cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 5, bidirectional=True, batch_first=True)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+        self.cell = nn.LSTMCell(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x)[0].sum() + self.lstm(x)[0].mean() + self.cell(x[:, 0])[0].sum()
+
+
+CASES = {
+    **MODELS,
+    "layers": lambda: (Layers(), (torch.ones(2, 4, 9),)),
+    "recurrent": lambda: (Recurrent(), (torch.ones(2, 9, 4),)),
+}
+# The slowest are left out: what they run is in the others too.
+SLOW = {
+    "zoo:vit_b_16",
+    "zoo:gpt2",
+    "torchvision:vit_b_16",
+    "torchvision:swin_t",
+    "torchvision:convnext_tiny",
+    "torchvision:densenet121",
+    "torchvision:fcn_resnet50",
+    "torchvision:googlenet",
+    "torchvision:vgg11_bn",
+    "timm:convit_tiny",
+    "timm:botnet26t_256",
+    "timm:hrnet_w18_small",
+    "timm:poolformer_s12",
+    "timm:efficientformer_l1",
+    "timm:gmlp_ti16_224",
+    "timm:visformer_tiny",
+}
+NAMES = [name for name in CASES if name not in SLOW]
+
+# Where the profiler sees more of the ops that it counts than a dispatch mode does, or fewer.
+INSIDE_A_KERNEL = {
+    "zoo:llama_tiny": "the profiler sees the mul of _fused_rms_norm, and the add of sizes in repeat",
+    "timm:xcit_nano_12_p16_224": "the profiler sees the add of sizes in repeat",
+    "layers": "the profiler sees the bmm of _trilinear",
+    "recurrent": "under a dispatch mode a GRU adds its gates with add, elsewhere with add_",
+}
+
+
+def build(name):
+    if name in MODELS:
+        return build_case(name)
+    torch.manual_seed(0)
+    model, inputs = CASES[name]()
+    return model.eval(), inputs
+
+
+@contextmanager
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def count_by_mode(model, inputs):
+    with quiet(), FlopCounterMode(display=False) as mode:
+        model(*inputs)
+    return mode
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_counts_what_flop_counter_mode_counts(name):
+    model, inputs = build(name)
+    mode = count_by_mode(model, inputs)
+    analysis = FlopCountAnalysis(model, inputs, table="torch")
+    assert analysis.total() == mode.get_total_flops()
+    ours = analysis.ancestor_mode("caller").by_module()
+    root = type(model).__name__
+    for name, counts in mode.get_flop_counts().items():
+        module = name.removeprefix(root).removeprefix(".")
+        if name.startswith(root) and module in ours:
+            assert ours[module] == sum(counts.values()), module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_profiler_counts_what_the_profiler_counts(name):
+    model, inputs = build(name)
+    with quiet(), profile(activities=[ProfilerActivity.CPU], with_flops=True, record_shapes=True) as profiler:
+        model(*inputs)
+    theirs = sum(event.flops for event in profiler.events())
+    ours = FlopCountAnalysis(model, inputs, table="torch_profiler").total()
+    assert (ours == theirs) == (name not in INSIDE_A_KERNEL), f"{ours:,} beside {theirs:,}"
+
+
+def backward_totals(model, inputs):
+    trace = record(model, inputs, {}, loss=lambda result: result.sum(), stops_at=load_table("torch").stops_at)
+    with FlopCounterMode(display=False) as mode:
+        model(*inputs).sum().backward()
+    return FlopCountAnalysis.from_trace(trace, table="torch").total(), mode.get_total_flops()
+
+
+def test_resnet18_forward_and_backward():
+    import torchvision
+
+    image = torch.randn(1, 3, 224, 224, requires_grad=True)
+    # Horace He's notebook on counting flops, of which FlopCounterMode came, has this figure, and torch's tests too.
+    assert backward_totals(torchvision.models.resnet18(weights=None), (image,)) == (10_884_440_064, 10_884_440_064)
+
+
+@pytest.mark.parametrize("name", ["torchvision:efficientnet_b0", "layers", "timm:resnest14d"])
+def test_a_backward_pass_copies_the_bug_of_groups(name):
+    model, inputs = build(name)
+    ours, theirs = backward_totals(model, inputs)
+    assert ours == theirs
+
+
+def test_the_default_counts_a_depthwise_backward_right():
+    conv = nn.Conv2d(8, 8, 3, groups=8, bias=False)
+    x = torch.ones(1, 8, 6, 6, requires_grad=True)
+
+    def total(table):
+        trace = record(conv, (x,), {}, loss=lambda result: result.sum(), stops_at=load_table(table).stops_at)
+        return FlopCountAnalysis.from_trace(trace, table=table).total()
+
+    forward = 8 * 16 * 9
+    assert total("default") == 3 * forward
+    assert total("torch") == 2 * (2 * forward + 8 * forward)
