@@ -1,5 +1,6 @@
 """The face that programs written for fvcore know: analyses of a model, and text made from them."""
 
+from fvflops.analysis.comparison import compare
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import (
     ActivationCountAnalysis,
@@ -15,6 +16,7 @@ __all__ = [
     "FlopCountAnalysis",
     "ModelAnalysis",
     "activation_count",
+    "compare",
     "flop_count",
     "flop_count_str",
     "flop_count_table",

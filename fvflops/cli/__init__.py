@@ -15,6 +15,7 @@ from fvflops import __version__
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
 COMMANDS = {
     "count": "count a model's flops, activations and parameters",
+    "compare": "count a model in several conventions, and say why they differ",
     "ops": "list the ops that a table counts, or explain one",
 }
 
@@ -54,13 +55,15 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_argument(
-            "--table", default="default", help="convention: default, fvcore, or the path or URI of a YAML file"
+            "--table",
+            default="default",
+            help="convention: default, fvcore, exact ..., or the path or URI of a YAML file",
         )
         _ARGUMENTS[name](command)
     return parser
 
 
-def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -74,9 +77,6 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         help="shape of an input, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
-    parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
-    parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
-    parser.add_argument("--format", default="table", metavar="F", help="table, tree, json, csv or markdown")
     parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
     parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
     parser.add_argument(
@@ -93,7 +93,22 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         help="the size of what an op selects by value: aten::nonzero=100, or a share as 0.5; may be repeated",
     )
     parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
+
+
+def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
+    parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
+    parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
+    parser.add_argument("--format", default="table", metavar="F", help="table, tree, json, csv or markdown")
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
+
+
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
+    parser.add_argument(
+        "--tables", metavar="A,B,...", help="the conventions to compare with that of --table; default: all shipped ones"
+    )
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
 
 
 def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +116,7 @@ def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="run the examples of the table's rows")
 
 
-_ARGUMENTS = {"count": _add_count_arguments, "ops": _add_ops_arguments}
+_ARGUMENTS = {"count": _add_count_arguments, "compare": _add_compare_arguments, "ops": _add_ops_arguments}
 
 
 def _depth(text: str) -> int:

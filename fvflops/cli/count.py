@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
 
 from fvflops import paths
 from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
 from fvflops.capture.model import describe_inputs
-from fvflops.cli.models import load_model
+from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import load_table
 from fvflops.reports import REPORTS, ledger
 from fvflops.trace import Status
+
+T = TypeVar("T")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,16 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         assume=parse_assumptions(arguments.assume),
     )
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    try:
-        flops.trace()
-    except Exception as error:
-        if subject.assumed and error.args:
-            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
-            error.args = (
-                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
-                *error.args[1:],
-            )
-        raise
+    run_on(subject, flops.trace)
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
         listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common())
@@ -56,8 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
     text = report(summary, by=arguments.by, depth=arguments.depth)
     if arguments.format in ("table", "tree"):
         text = f"{text}\n\n{ledger.render(summary)}"
-    _write(text, arguments.output)
+    write(text, arguments.output)
     return 0
+
+
+def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
+    """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
+    try:
+        return analyse()
+    except Exception as error:
+        if subject.assumed and error.args:
+            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
+            error.args = (
+                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
+                *error.args[1:],
+            )
+        raise
 
 
 def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
@@ -76,7 +84,8 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
     return sizes
 
 
-def _write(text: str, path: str | None) -> None:
+def write(text: str, path: str | None) -> None:
+    """Write a report to a file, or to the terminal where no path is given."""
     text = text if text.endswith("\n") else text + "\n"
     if path is None:
         sys.stdout.write(text)
