@@ -37,8 +37,11 @@ class _Worker:
 class Pool:
     """Workers that count the models of one library; iterate over `run` for the results, in the order of completion."""
 
-    def __init__(self, library: str, ways: Sequence[str], *, jobs: int, timeout: float, memory: int) -> None:
+    def __init__(
+        self, library: str, ways: Sequence[str], table: str, *, jobs: int, timeout: float, memory: int
+    ) -> None:
         self._library = library
+        self._table = table
         self._ways = tuple(ways)
         self._jobs = jobs
         self._timeout = timeout
@@ -139,7 +142,7 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._library, self._memory + _SLACK)
+        arguments = (theirs, self._library, self._table, self._memory + _SLACK)
         process = self._context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()  # so that the pipe ends when the worker does

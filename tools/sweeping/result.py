@@ -13,14 +13,17 @@ from pathlib import Path
 class Result:
     """What came out for one model; a failed one has an `error`, one line, and only the figures that are known.
 
-    `unknown_ops` are those that the table has no row for, with their calls: "aten::foo 2; aten::bar 1". `execution` is
-    "shapes" or "real". `built` and `inputs` say what was counted, on what.
+    `counted`, `free` and `omitted` are calls of ops by what the table says of them; `unknown_ops` are those that it has
+    no row for, with their calls: "aten::foo 2; aten::bar 1". `execution` is "shapes" or "real". `built` and `inputs` say what was counted, on what.
     """
 
     model: str
     params: int | None = None
     flops: int | None = None
     activations: int | None = None
+    counted: int | None = None
+    free: int | None = None
+    omitted: int | None = None
     unknown_ops: str = ""
     seconds: float = 0.0
     execution: str = ""
@@ -75,6 +78,9 @@ def _parse(row: dict[str, str]) -> Result:
         params=count("params"),
         flops=count("flops"),
         activations=count("activations"),
+        counted=count("counted"),
+        free=count("free"),
+        omitted=count("omitted"),
         unknown_ops=row["unknown_ops"],
         seconds=float(row["seconds"] or 0),
         execution=row["execution"],

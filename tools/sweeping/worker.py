@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from fvflops import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
+from fvflops import ActivationCountAnalysis, FlopCountAnalysis, FormulaTable, load_table, parameter_count
 from fvflops.trace import Status
 from sweeping.case import Case, Library
 from sweeping.result import Result
@@ -55,9 +55,10 @@ def load_library(name: str) -> Library:
     return importlib.import_module(f"sweeping.{name}")
 
 
-def serve(connection: Connection, library_name: str, memory: int) -> None:
+def serve(connection: Connection, library_name: str, table_name: str, memory: int) -> None:
     """Answer tasks until the pipe is closed; `memory` bytes may be allocated for a model with real weights."""
     _silence()
+    table = load_table(table_name)
     torch.set_num_threads(1)
     library = load_library(library_name)
     library.list_names()  # so that the first model does not pay for the import
@@ -68,11 +69,11 @@ def serve(connection: Connection, library_name: str, memory: int) -> None:
         except EOFError:
             return
         _limit_memory(_LIGHT if task.way == "meta" else memory)
-        connection.send(answer(library, task))
+        connection.send(answer(library, table, task))
 
 
-def answer(library: Library, task: Task) -> Answer:
-    """Build and count one model, whatever it raises."""
+def answer(library: Library, table: FormulaTable, task: Task) -> Answer:
+    """Build and count one model by a table, whatever it raises."""
     random.seed(0)
     torch.manual_seed(0)
     begun = time.perf_counter()
@@ -80,7 +81,7 @@ def answer(library: Library, task: Task) -> Answer:
     try:
         case = library.build(task.name, task.way)
         weight_bytes = sum(tensor.nbytes for tensor in (*case.model.parameters(), *case.model.buffers()))
-        result = count_case(task.name, case)
+        result = count_case(task.name, case, table)
         final = True
     except Exception as error:
         result = Result(task.name, error=explain(error), built=case.built if case else "")
@@ -92,23 +93,26 @@ def answer(library: Library, task: Task) -> Answer:
     return Answer(replace(result, seconds=seconds), weight_bytes, final, bool(result.error) and task.way != "meta")
 
 
-def count_case(name: str, case: Case) -> Result:
-    """Return the figures of a model on its inputs."""
+def count_case(name: str, case: Case, table: FormulaTable) -> Result:
+    """Return the figures of a model on its inputs, by a table."""
     inputs = case.make_inputs()
     named = isinstance(inputs, dict)
-    flops = FlopCountAnalysis(case.model, None if named else inputs, kwargs=inputs if named else None)
+    flops = FlopCountAnalysis(case.model, None if named else inputs, kwargs=inputs if named else None, table=table)
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     total = flops.total()
     trace = flops.trace()
-    activations = ActivationCountAnalysis.from_trace(trace)
+    activations = ActivationCountAnalysis.from_trace(trace, table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    unknown = flops.counts().ledger()[Status.UNKNOWN]
+    ledger = flops.counts().ledger()
     return Result(
         model=name,
         params=parameter_count(case.model)[""],
         flops=total,
         activations=activations.total(),
-        unknown_ops="; ".join(f"{op} {calls}" for op, calls in sorted(unknown.items())),
+        counted=ledger[Status.COUNTED].total(),
+        free=ledger[Status.FREE].total(),
+        omitted=ledger[Status.OMITTED].total(),
+        unknown_ops="; ".join(f"{op} {calls}" for op, calls in sorted(ledger[Status.UNKNOWN].items())),
         execution=trace.about["execution"],
         built=case.built,
         inputs=trace.about["inputs"],
