@@ -6,26 +6,30 @@ import pytest
 import torch
 
 from fvflops import load_table, paths
-from fvflops.analysis.examples import NotHere, WrongExample, check_example, check_examples, cost_example
+from fvflops.analysis.examples import (
+    NotHere,
+    WrongExample,
+    check_example,
+    check_examples,
+    cost_example,
+    own_rows,
+)
 from fvflops.formulas.example import Example, ExampleError
 from fvflops.trace import TensorSpec
+from tests.library_schemas import define_library_schemas
 from tests.torchvision_schemas import define_torchvision_schemas
 
 TABLES = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
-ROWS = [
-    pytest.param(table, row, id=f"{table}-{row.name}")
-    for table in TABLES
-    for row in load_table(table).rows.values()
-    if row.kind == "counted"
-]
+ROWS = [pytest.param(table, row, id=f"{table}-{row.name}") for table in TABLES for row in own_rows(load_table(table))]
 # The torch that the tables are written for; an older one lacks some ops, or their kernels for the meta device.
 WRITTEN_FOR = (2, 13)
 OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < WRITTEN_FOR
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _torchvision():
+def _libraries():
     define_torchvision_schemas()
+    define_library_schemas()
 
 
 @pytest.mark.parametrize(("table", "row"), ROWS)
@@ -69,6 +73,14 @@ def test_the_examples_of_a_users_table_are_checked(tmp_path):
     assert "division by zero" in str(problems["aten::bmm"]) and str(problems["aten::bmm"]).startswith(f"{path}:5: ")
     assert str(problems["aten::mv"]) == f"{path}:6: this torch has no dtype 'load'"
     assert str(problems["aten::gelu"]) == f"{path}:4: aten::gelu: the example '2 3 = 47' costs 48"
+
+
+def test_an_inherited_example_is_that_of_the_table_it_stands_in(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        'extends: fvcore\nmultiply_add: 2\nops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 48"}\n'
+    )
+    assert [(row.name, problem) for row, problem in check_examples(load_table(str(path)))] == [("aten::gelu", None)]
 
 
 def test_an_example_says_tensors_lists_words_and_results():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fvflops import paths
 from fvflops.capture.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.example import Example, Given
@@ -25,20 +26,28 @@ class NotHere(WrongExample):
 
 
 def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None]]:
-    """Yield each row of a table that has an example, with what is wrong with it, or None.
+    """Yield each row that stands in a table's own file and has an example, with what is wrong with it, or None.
+
+    The example of an inherited row says what it costs by the table that it stands in.
 
     >>> from fvflops import load_table
     >>> {row.name: problem for row, problem in check_examples(load_table("fvcore"))}["aten::mm"] is None
     True
     """
-    for row in table.rows.values():
-        if row.kind == "counted" and row.example:
+    for row in own_rows(table):
+        if row.example:
             try:
                 check_example(row, table)
             except (WrongExample, TableError) as problem:
                 yield row, problem
             else:
                 yield row, None
+
+
+def own_rows(table: FormulaTable) -> list[Row]:
+    """Return the rows of ops that count and stand in a table's own file, not in one that it extends."""
+    files = (table.name, f"{paths.SCHEME}{table.name}.yaml")
+    return [row for row in table.rows.values() if row.kind == "counted" and row.file in files]
 
 
 def check_example(row: Row, table: FormulaTable) -> None:

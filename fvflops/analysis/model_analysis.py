@@ -19,7 +19,7 @@ from fvflops.capture.record import EXECUTIONS, Model, record
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.trace import Counts, ModuleTree, Status, Trace, TraceError
+from fvflops.trace import Counts, ModuleTree, Signature, Status, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
 Self = TypeVar("Self", bound="ModelAnalysis")
@@ -252,6 +252,7 @@ class ModelAnalysis:
             execution=self._execution,
             device=self._device,
             assume=self._assume,
+            weigh=self._weigh,
             quiet=self._tracer_warnings == "none",
         )
         self._modules = self._trace.modules
@@ -263,6 +264,9 @@ class ModelAnalysis:
             self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
             self._warn(self._counts)
         return self._counts
+
+    def _weigh(self, signature: Signature) -> int:
+        return sum(amount.value for amount in self._pricer().price_op(signature))
 
     def _pricer(self) -> Pricer:
         if self._table is None or self._metric is None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass_type,
+)
 
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
-from fvflops.capture.signature import known_schema, normalise, tensors_of
+from fvflops.capture.signature import OpSchema, known_schema, normalise, tensors_of
 
 
 def is_foreign(types: Sequence[type]) -> bool:
@@ -78,6 +82,22 @@ class RecordingMode(WrapperAware):
         result = func(*args, **kwargs)
         self._recorder.call(schema, inputs, args, kwargs, result)
         return result
+
+    def knows(self, tensors: list[Any]) -> bool:
+        """Return whether tensors hold their numbers: those on the meta device do not."""
+        return all(tensor.device.type != "meta" for tensor in tensors)
+
+    def suppose(self, op: str, what: str, *, bound: bool) -> None:
+        """Raise RuntimeError: with numbers nothing is to be supposed."""
+        raise RuntimeError(f"{op} was to be taken for {what} in a run that has numbers")
+
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
+        """Take down a call of what no mode sees into, which may write to all of its tensors, and make it."""
+        self._undo_log.before(schema, (), kwargs, self._recorder.fresh)
+        inputs = normalise(schema, (), kwargs)
+        with _disable_current_modes():
+            run()
+        self._recorder.call(schema, inputs, (), kwargs, None)
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

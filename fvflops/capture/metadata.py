@@ -85,7 +85,7 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
         lazy = torch.nn.parameter.is_lazy(tensor)
         if lazy or tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return None
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     bits = bits_of(tensor) if tensor.is_complex() else 0
     key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits)

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.control_flow import open_control_flow
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.memo import trim_memo
@@ -36,10 +36,11 @@ from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
-from fvflops.trace import Region, StopsAt, Trace
+from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
+Weigh = Callable[[Signature], int]
 # Tensors that exist before a run, with their metadata, storages, and these as rows of the Trace.
 Known = tuple[Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]]
 
@@ -65,6 +66,7 @@ def record(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
+    weigh: Weigh | None = None,
     quiet: bool = False,
 ) -> Trace:
     """Run a model once and return the Trace of what it did.
@@ -77,9 +79,11 @@ def record(
 
     Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below
     autograd; a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's
-    result that returns a scalar, the run is under autograd and goes on through the backward pass. `quiet` silences
-    Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules' attributes, the
-    inputs and the random generators are as before. Recordings in several threads take turns.
+    result that returns a scalar, the run is under autograd and goes on through the backward pass. Of `torch.cond` the
+    branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
+    call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
+    silences Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules'
+    attributes, the inputs and the random generators are as before. Recordings in several threads take turns.
 
     >>> record(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
     'aten::linear'
@@ -99,8 +103,10 @@ def record(
         failure = ""
         if execution == "shapes" or (execution == "auto" and not once):
             with _uncollected():
-                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss)
+                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh)
             if isinstance(outcome, Trace):
+                if "supposed" in outcome.about:
+                    _LOGGER.warning("supposed, for want of a number: %s", outcome.about["supposed"])
                 return outcome
             failure = outcome
         trace = _for_real(model, args, kwargs, stops_at, loss, stack, once)
@@ -130,6 +136,7 @@ def _by_shapes(
     device: str | torch.device | None,
     assume: Mapping[str, Any] | None,
     loss: Loss | None,
+    weigh: Weigh | None,
 ) -> Trace | str:
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
     reading = Reading(model)
@@ -141,7 +148,7 @@ def _by_shapes(
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
     vocabulary = "composite" if loss is None else "core"
     while True:
-        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss)
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh)
         try:
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
@@ -222,13 +229,14 @@ class _Run:
         stops_at: StopsAt,
         vocabulary: str,
         loss: Loss | None,
+        weigh: Weigh | None = None,
     ) -> None:
         self._model = model
         self._args = args
         self._kwargs = kwargs
         self._vocabulary = vocabulary
         self._loss = loss
-        self._recorder = Recorder(stops_at, backward=vocabulary == "core")
+        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh)
         self._reading = reading
         self._modules = reading.tree
 
@@ -257,8 +265,12 @@ class _Run:
                 mode.close()
             if self.failure is not None:  # the model caught it, and took another path than it would have
                 raise self.failure[2]
-            bounds = {"bounds": ", ".join(sorted(rules.bounds))} if rules.bounds else {}
-            return self._trace("shapes", device=str(device), **bounds)
+            about = {"device": str(device)}
+            if rules.bounds:
+                about["bounds"] = ", ".join(sorted(rules.bounds))
+            if rules.supposed:
+                about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(rules.supposed.items()))
+            return self._trace("shapes", **about)
 
     @property
     def failure(self) -> tuple[str, str, Exception] | None:
@@ -323,10 +335,11 @@ class _Run:
         return pytree.tree_map_only(torch.Tensor, twin, (self._args, self._kwargs))
 
     @contextmanager
-    def _watched(self, mode: TorchDispatchMode) -> Iterator[None]:
+    def _watched(self, mode: RecordingMode | ShapeMode) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(module_scopes(self._recorder, self._reading))
             stack.enter_context(function_regions(self._recorder))
+            stack.enter_context(open_control_flow(self._recorder, mode))
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(torch._C._AutoDispatchBelowAutograd())

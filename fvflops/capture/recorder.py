@@ -8,14 +8,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
-from fvflops.trace import Event, ModuleTree, Region, RegionSignature, Signature, StopsAt, Storage, Trace, Value
+from fvflops.trace import (
+    Event,
+    ModuleTree,
+    Region,
+    RegionSignature,
+    Signature,
+    StopsAt,
+    Storage,
+    Trace,
+    Value,
+    tensors_in,
+)
 from fvflops.trace.rows import Rows
+
+Result = TypeVar("Result")
 
 _NO_TENSORS: tuple[Value, ...] = ()
 
@@ -26,11 +39,15 @@ class Recorder:
     `fresh` maps the storages that the run itself made to their ids; what is not in it existed before. `stack` is the
     stack that is open now. `backward` says that ops can run inside a backward pass. `events` and `storages` are the
     rows of what the Trace will hold under these names, and `describe` makes the spec of a tensor. `failure` is the
-    first thing that the run could not do: the op's name, the module's, and the error.
+    first thing that the run could not do: the op's name, the module's, and the error. `weigh` says what a call counts
+    for where two things that might be done are compared.
     """
 
-    def __init__(self, stops_at: StopsAt, *, backward: bool = True) -> None:
+    def __init__(
+        self, stops_at: StopsAt, *, backward: bool = True, weigh: Callable[[Signature], int] | None = None
+    ) -> None:
         self.stops_at = stops_at
+        self._weigh = weigh
         self.thread = threading.get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
@@ -139,15 +156,45 @@ class Recorder:
         """Take down one op call, after it ran; `inputs` are the normalised arguments as they were before."""
         signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
         reads = self._storages_of((*args, *kwargs.values()), "outside")
-        self.add(self._number_own(signature), reads, self._storages_of((result,), "op"))
+        self.take_down(signature, reads, self._storages_of((result,), "op"))
 
     def call_unseen(self, op: str) -> None:
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
-        self.add(self._number_own(Signature(op, (), (), (), f"{op}(...)")), (), ())
+        self.take_down(Signature(op, (), (), (), f"{op}(...)"), (), ())
 
     def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes."""
         self.events.append(("op", number, self.stack, self._phase(), self._thread_number(), reads, writes))
+
+    def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
+        """Take down one call by its signature."""
+        self.add(self._number_own(signature), reads, writes)
+
+    def run_larger(self, runs: Sequence[Callable[[], Result]]) -> Result:
+        """Run all of these, keep the record of the one that comes to most, the first of equals, and return its result.
+
+        They are compared by what their ops count for, and where that is equal by the elements that these read and make.
+        """
+        mark = len(self.events)
+        kept: tuple[tuple[int, int], list[tuple[Any, ...]], Result] | None = None
+        for run in runs:
+            result = run()
+            events = self.events[mark:]
+            del self.events[mark:]
+            weight = self._weight_of(events)
+            if kept is None or weight > kept[0]:
+                kept = weight, events, result
+            del result
+        assert kept is not None
+        del self.events[mark:]  # the ends of what the others made
+        self.events += kept[1]
+        return kept[2]
+
+    def _weight_of(self, events: Sequence[tuple[Any, ...]]) -> tuple[int, int]:
+        self._active.update([event[2] for event in events if event[0] == "op"])
+        ops = [self._signatures[event[1]] for event in events if event[0] == "op"]
+        flops = 0 if self._weigh is None else sum(map(self._weigh, ops))
+        return flops, sum(spec.numel for op in ops for spec in tensors_in((*op.inputs, *op.outputs)))
 
     def number(self, signature: Signature) -> int:
         """Return the number of a signature; equal ones are to be one object, since to hash one takes long."""

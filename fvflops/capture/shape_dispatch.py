@@ -18,7 +18,8 @@ from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
-from fvflops.capture.signature import describe, describe_tensor
+from fvflops.capture.signature import OpSchema, describe, describe_tensor, normalise, tensors_of
+from fvflops.trace import Signature
 
 # A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
 _COUNTER = 1 << 10
@@ -54,6 +55,7 @@ class ShapeMode(WrapperAware):
         super().__init__()
         self.device = device
         self.reals = RealTensors(recorder, device, homes)
+        self._rules = rules
         self._learner = Learner(device, rules, self.reals)
         self._recorder = recorder
         recorder.describe = self.reals.spec_of
@@ -82,6 +84,30 @@ class ShapeMode(WrapperAware):
         if isinstance(tensor, torch.nn.Parameter):
             twin._is_param = True
         return twin
+
+    def knows(self, tensors: list[Any]) -> bool:
+        """Return whether tensors hold the numbers that a real run sees."""
+        return self.reals.hold_numbers(tensors)
+
+    def suppose(self, op: str, what: str, *, bound: bool) -> None:
+        """Note what an op was taken to do for want of a number, or raise ValueNeeded where a real run would tell.
+
+        `bound` says that it does no more than that, and is noted in any case.
+        """
+        if self._rules.exact and not bound:
+            raise self.needs_value(op)
+        self._rules.supposed[op] = what
+
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
+        """Take down a call of what no mode sees into, which may write to all of its tensors, without making it."""
+        tensors = list(tensors_of(kwargs))
+        for tensor in tensors:
+            if type(tensor) is not ShapeTensor:
+                self.reals.lose(tensor)
+        plain = substitute(dict(kwargs), self.reals.spec_of, self.reals.device_for)
+        homes = [tensor.home.index if type(tensor) is ShapeTensor else self.reals.look(tensor)[2] for tensor in tensors]
+        signature = Signature(schema.name, schema.names, normalise(schema, (), plain), (), schema.text)
+        self._recorder.take_down(signature, homes, ())
 
     def __torch_dispatch__(
         self,

@@ -13,6 +13,19 @@ import torch
 from fvflops.capture.metadata import dense_spec, dtype_name
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 
+# What torch calls the arguments of higher-order ops that a table has a row for.
+_NAMES = {
+    "flex_attention": (
+        *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+        *("score_mod_other_buffers", "mask_mod_other_buffers"),
+    ),
+    "flex_attention_backward": (
+        *("query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp", "fw_graph", "joint_graph"),
+        *("block_mask", "scale", "kernel_options", "score_mod_other_buffers", "mask_mod_other_buffers"),
+    ),
+}
+# Objects that hold the weight and the bias of a quantised convolution, whose output does not tell the kernel's size.
+_PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 
 
@@ -32,6 +45,13 @@ class OpSchema:
     text: str
 
 
+class Stated:
+    """An object among the arguments of an op that says what stands for it."""
+
+    def __init__(self, stated: Value) -> None:
+        self.stated = stated
+
+
 @cache
 def known_schema(op: Any) -> OpSchema:
     """Return what is known of an op, looked up once in a process."""
@@ -41,8 +61,9 @@ def known_schema(op: Any) -> OpSchema:
 def describe_op(op: Any) -> OpSchema:
     """Return what is known of an `OpOverload` or a `HigherOrderOperator`."""
     if not isinstance(op, torch._ops.OpOverload):
-        name = f"higher_order::{op.name()}"
-        return OpSchema(name, (), (), {}, (), False, f"{name}(...)")
+        name, names = f"higher_order::{op.name()}", _NAMES.get(op.name(), ())
+        position = {argument: index for index, argument in enumerate(names)}
+        return OpSchema(name, names, (None,) * len(names), position, (), False, f"{name}({', '.join(names) or '...'})")
     schema = op._schema
     names = tuple(argument.name for argument in schema.arguments)
     return OpSchema(
@@ -59,7 +80,11 @@ def describe_op(op: Any) -> OpSchema:
         ),
         composite=(
             torch._C.DispatchKey.CompositeImplicitAutograd in op.py_kernels
-            or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+            or (
+                # A wrapper is asked for prim::layout too, which is TorchScript's and not known to the dispatcher.
+                torch._C._dispatch_has_kernel(op.name())
+                and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+            )
         ),
         text=str(schema),
     )
@@ -68,7 +93,7 @@ def describe_op(op: Any) -> OpSchema:
 def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
     """Return one value for each argument of the schema, defaults filled in.
 
-    A higher-order op has no schema: its positional arguments come first, then its keyword arguments.
+    Most higher-order ops have no schema: their positional arguments come first, then their keyword arguments.
     """
     if not schema.names:
         return tuple(describe(value) for value in (*args, *kwargs.values()))
@@ -110,7 +135,9 @@ def describe(value: Any) -> Value:
         return Symbol("memory_format", str(value).removeprefix("torch."))
     if isinstance(value, torch.SymInt):
         return int(value)
-    return Symbol("object", type(value).__qualname__)
+    if isinstance(value, torch.ScriptObject) and value._type().qualified_name() in _PACKED_WEIGHTS:
+        return describe(value._get_method("unpack")())
+    return value.stated if isinstance(value, Stated) else Symbol("object", type(value).__qualname__)
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
-from fvflops.trace import TensorSpec
+from fvflops.trace import TensorSpec, Value
+from fvflops.trace.signature import packet_of
+
+# What torch, flash-attn and xFormers call the three tensors, where each packed sequence starts, and its keys' pages.
+_QUERY_KEY_VALUE: tuple[Sequence[str], ...] = (("query", "key", "value"), ("q", "k", "v"))
+_STARTS = ("cum_seq_q", "cu_seq_q", "cu_seqlens_q", "seqstart_q")
+_PAGES = ("page_table", "block_table", "block_tables")
+
+# A table in which this constant is 1 counts the pairs that a mask leaves, where a call says which.
+SKIPS = "attention_skips_masked"
+
+# A causal mask lets the first query see the first key (upper left), and in these kernels the last query the last key
+# (lower right): flash-attn 2.1 and later, and what is built on it.
+_LOWER_RIGHT = frozenset({"flash_attn", "flash_attn_3", "xformers_flash", "xformers_flash3", "torch_attn"})
+_LOWER_RIGHT_IN_ATEN = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_flash_attention_forward",
+        "_flash_attention_forward_no_dropout_inplace",
+        "_flash_attention_backward",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    )
+)
+# The mask types of xFormers' kernels, which torch's memory-efficient attention took over.
+_UPPER, _LOWER = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +53,20 @@ class Heads:
 def count_attention(call: Call) -> Cost:
     """Return the cost of an attention: QK^T and the product with V, pairs * (D + Dv).
 
-    Dense: a causal or other mask saves nothing here, and grouped keys (GQA) count for every query head. Query
+    Dense: a causal or other mask saves nothing, unless the table's constant `attention_skips_masked` is 1. Then a
+    causal mask, a window and flex attention's block mask leave the pairs that are computed (`count_band`); a mask that
+    is a tensor leaves all, for its numbers are not in a call. Grouped keys (GQA) count for every query head. Query
     [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are those of the two products. Takes
     aten::scaled_dot_product_attention, its kernels, and flex_attention. Source: arXiv:1706.03762, section 3.2.1.
 
     >>> spec = TensorSpec((1, 2, 3, 4))
-    >>> count_attention(Call("attention", {"query": spec, "key": spec, "value": spec}, (spec,))).macs
+    >>> inputs = {"query": spec, "key": spec, "value": spec, "is_causal": True}
+    >>> count_attention(Call("attention", inputs, (spec,))).macs
     144
+    >>> count_attention(Call("attention", inputs, (spec,), constants={SKIPS: 1})).macs
+    96
     """
-    return _forward(_heads_first(call))
+    return _forward(find_heads(call))
 
 
 def count_attention_backward(call: Call) -> Cost:
@@ -45,21 +76,32 @@ def count_attention_backward(call: Call) -> Cost:
     Source: algorithm 4 of arXiv:2205.14135 (FlashAttention), which torch's flash, efficient, cuDNN and CPU kernels
     follow.
     """
-    return _backward(_heads_first(call))
+    return _backward(find_heads(call))
 
 
 def count_attention_bshd(call: Call) -> Cost:
     """Return the cost of an attention on [B, Q, H, D] tensors, or on packed [total, H, D] ones, as `count_attention`.
 
-    A packed batch does not say its lengths here: each sequence counts as the longest, `max_q` by `max_k`. Takes
-    aten::_flash_attention_forward and _efficient_attention_forward.
+    A packed batch does not say its lengths here: each sequence counts as the longest, `max_q` by `max_k`, of which a
+    mask leaves what it leaves of that. Keys in pages
+    are [pages, size, H, D], and each sequence has as many as its row of the page table. A second query `q_v` for the
+    values (multi-head latent attention) is one product more. Takes aten::_flash_attention_forward,
+    _efficient_attention_forward, and the kernels of flash-attn and xFormers.
+
+    >>> spec = TensorSpec((2, 6, 4, 8))
+    >>> count_attention_bshd(Call("flash", {"q": spec, "k": spec, "v": spec}, (spec,))).macs
+    4608
     """
-    return _forward(_heads_third(call))
+    heads = find_heads_bshd(call)
+    cost = _forward(heads)
+    if isinstance(call.arguments.get("q_v"), TensorSpec):
+        return Cost(macs=cost.macs + heads.pairs * heads.Dv, activations=cost.activations)
+    return cost
 
 
 def count_attention_bshd_backward(call: Call) -> Cost:
     """Return the cost of the backward of `count_attention_bshd`, as `count_attention_backward`."""
-    return _backward(_heads_third(call))
+    return _backward(find_heads_bshd(call))
 
 
 def count_multi_head_attention(call: Call) -> Cost:
@@ -88,6 +130,29 @@ def count_encoder_layer(call: Call) -> Cost:
     )
 
 
+def count_band(queries: int, keys: int, left: int | None = None, right: int | None = None, shift: int = 0) -> int:
+    """Return the pairs of a band mask: query i sees the keys from i + shift - left to i + shift + right, both included.
+
+    None is no limit. A causal mask has `right` 0 and, at the upper left, `shift` 0; at the lower right keys - queries.
+
+    >>> count_band(3, 5, right=0), count_band(3, 5, right=0, shift=2), count_band(3, 5, left=1, right=0)
+    (6, 12, 5)
+    """
+    until = queries * keys if right is None else _sum_clamped(queries, keys, shift + right + 1)
+    before = 0 if left is None else _sum_clamped(queries, keys, shift - left)
+    return max(0, until - before)
+
+
+def _sum_clamped(queries: int, keys: int, start: int) -> int:
+    """Return the sum of min(max(i + start, 0), keys) over the queries i."""
+
+    def rise(count: int) -> int:  # the sum of min(j, keys) over 0 <= j < count
+        low = min(max(count, 0), keys)
+        return low * (low - 1) // 2 + (max(count, 0) - low) * keys
+
+    return rise(queries + start) - rise(start)
+
+
 def _forward(heads: Heads) -> Cost:
     return Cost(macs=heads.pairs * (heads.D + heads.Dv), activations=heads.pairs + heads.rows * heads.Dv)
 
@@ -109,31 +174,95 @@ def _number(call: Call, name: str) -> int:
 
 
 def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    names = [name for name in ("query", "key", "value") if name in call.arguments]
-    if len(names) < 3:  # a higher-order op has no names: they come first
-        names = [name for name, value in call.arguments.items() if isinstance(value, TensorSpec)][:3]
+    tensors = [name for name, value in call.arguments.items() if isinstance(value, TensorSpec)]
+    # A higher-order op has no names: they come first.
+    names = next((names for names in _QUERY_KEY_VALUE if call.arguments.keys() >= set(names)), tensors[:3])
     query, key, value = (call.tensor(name) for name in names)
     return query, key, value
 
 
-def _heads_first(call: Call) -> Heads:
+def find_heads(call: Call) -> Heads:
+    """Return the sizes of an attention on [..., H, Q, D] tensors."""
     query, key, value = (spec.shape for spec in _three(call))
     # Batches broadcast, and a query head shares its key with others: the larger size counts, unless one is empty.
     axes = zip_longest(*(shape[-3::-1] for shape in (query, key, value)), fillvalue=1)
     batch = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
-    return Heads(batch * query[-2], batch * query[-2] * key[-2], query[-1], value[-1])
+    pairs = _blocks(call)
+    if pairs is None:
+        pairs = batch * _seen(call, query[-2], key[-2])
+    return Heads(batch * query[-2], pairs, query[-1], value[-1])
 
 
-def _heads_third(call: Call) -> Heads:
+def find_heads_bshd(call: Call) -> Heads:
+    """Return the sizes of an attention on [B, Q, H, D] tensors, or on packed ones."""
     query, key, value = (spec.shape for spec in _three(call))
-    heads, D, Dv = query[-2], query[-1], value[-1]
-    starts = call.arguments.get("cum_seq_q") or call.arguments.get("cu_seqlens_q")
-    if not isinstance(starts, TensorSpec) or starts.numel < 2:
-        rows = query[0] * heads * query[1]
-        return Heads(rows, rows * key[1], D, Dv)
-    lengths = [call.arguments.get(f"max_{name}") or call.arguments.get(f"max_seqlen_{name}") for name in "qk"]
-    longest_q, longest_k = (
-        length if isinstance(length, int) else shape[-3] for length, shape in zip(lengths, (query, key), strict=True)
+    starts = _first_tensor(call, _STARTS)
+    packed = starts is not None and starts.numel > 1
+    # [B, Q, H, D], [B, Q, G, H, D] or [B, Q, D]; packed [total, H, D] or [1, total, H, D].
+    axis = 0 if packed and len(query) == 3 else 1
+    heads = math.prod(query[axis + 1 : -1])
+    longest_q, longest_k = _longest(call, query[axis], key[0 if packed and len(key) == 3 else 1], packed)
+    sequences = starts.numel - 1 if starts is not None and packed else query[0]
+    pairs = sequences * heads * _seen(call, longest_q, longest_k)
+    return Heads(sequences * heads * longest_q, pairs, query[-1], value[-1])
+
+
+def _blocks(call: Call) -> int | None:
+    """Return the pairs in all blocks that flex attention computes, where these are asked for and the call says them."""
+    mask = call.arguments.get("block_mask")
+    stated = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
+    return stated if isinstance(stated, int) else None
+
+
+def _seen(call: Call, queries: int, keys: int) -> int:
+    """Return the pairs of one head that count: all, or those that the call's mask leaves."""
+    if not call.constants.get(SKIPS, 0):
+        return queries * keys
+    arguments = call.arguments
+    kind = arguments.get("custom_mask_type")
+    lower = kind == _LOWER or call.op.partition("::")[0] in _LOWER_RIGHT or packet_of(call.op) in _LOWER_RIGHT_IN_ATEN
+    left, right = _window(arguments)
+    if arguments.get("is_causal") or arguments.get("causal") or kind in (_UPPER, _LOWER):
+        right = 0
+    return count_band(queries, keys, left, right, keys - queries if lower else 0)
+
+
+def _window(arguments: Mapping[str, Value]) -> tuple[int | None, int | None]:
+    """Return how many keys a query sees to either side of its own; xFormers says how many in all, its own included."""
+    size = arguments.get("window_size")
+    if isinstance(size, int):
+        return (size - 1 if size > 0 else None), None
+    sides = (
+        size
+        if isinstance(size, tuple) and len(size) == 2
+        else (
+            next((arguments[name] for name in ("window_size_left", "window_left") if name in arguments), None),
+            next((arguments[name] for name in ("window_size_right", "window_right") if name in arguments), None),
+        )
     )
-    rows = (starts.numel - 1) * heads * longest_q
-    return Heads(rows, rows * longest_k, D, Dv)
+    left, right = (side if isinstance(side, int) and side >= 0 else None for side in sides)
+    return left, right
+
+
+def _longest(call: Call, queries: int, keys: int, packed: bool) -> tuple[int, int]:
+    """Return the most queries and keys of a sequence; `queries` and `keys` are the sizes of the tensors."""
+    pages = _first_tensor(call, _PAGES)
+    if pages is not None and pages.ndim == 2:
+        keys *= pages.shape[1]
+    if not packed:
+        return queries, keys
+    longest_q = _first_number(call, ("max_q", "max_seqlen_q"))
+    longest_k = _first_number(call, ("max_k", "max_seqlen_k"))
+    if longest_k is None and longest_q is not None and queries == keys:  # self-attention
+        longest_k = longest_q
+    return queries if longest_q is None else longest_q, keys if longest_k is None else longest_k
+
+
+def _first_tensor(call: Call, names: Sequence[str]) -> TensorSpec | None:
+    values = (call.arguments.get(name) for name in names)
+    return next((value for value in values if isinstance(value, TensorSpec)), None)
+
+
+def _first_number(call: Call, names: Sequence[str]) -> int | None:
+    values = (call.arguments.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and value), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import combinations
 
 from fvflops.formulas.call import Call
@@ -26,6 +27,38 @@ def count_einsum(call: Call) -> Cost:
     >>> count_einsum(Call("aten::einsum", {"equation": "ij,jk", "tensors": pair}, (TensorSpec((2, 4)),))).macs
     24
     """
+    contraction = contract(call)
+    return Cost(
+        macs=sum(multiply_pair(*step.apart, step.summed)[0] for step in contraction.steps), activations=call.out.numel
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One product of an einsum: the shapes of both factors, the axes that one alone ends, and those that both share."""
+
+    factors: tuple[list[int], list[int]]
+    alone: list[int]
+    summed: list[int]
+
+    @property
+    def apart(self) -> tuple[list[int], list[int]]:
+        """The factors' shapes after the sums over the axes that one alone has."""
+        left, right = ([1 if axis in self.alone else size for axis, size in enumerate(f)] for f in self.factors)
+        return left, right
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The products of an einsum in order, the shape of what is left, and the axes over which that is summed."""
+
+    steps: tuple[Step, ...]
+    last: list[int]
+    left_over: range
+
+
+def contract(call: Call) -> Contraction:
+    """Return the products that torch runs for an einsum; see `count_einsum`."""
     equation = _equation_of(call)
     order = [*equation.output, *sorted(equation.sizes.keys() - set(equation.output))]
     shapes = [list(spec.shape) for spec in tensors_in(call.arguments["tensors"])]
@@ -33,17 +66,15 @@ def count_einsum(call: Call) -> Cost:
     uses = Counter(axis for factor in factors for axis, size in enumerate(factor) if size != 1)
     path = list(_path_of(call))
     from_left = not path
-    macs = 0
+    ends = range(len(equation.output), len(order))
+    steps: list[Step] = []
     while len(factors) > 1:
         first, second = (0, 1) if from_left else sorted((path.pop(0), path.pop(0)))
         right, left = factors.pop(second), factors.pop(first)
-        alone, summed = _finish(left, right, uses, range(len(equation.output), len(order)))
-        for axis in alone:
-            left[axis] = right[axis] = 1
-        work, product = multiply_pair(left, right, summed)
-        macs += work
-        factors.insert(0 if from_left else len(factors), product)
-    return Cost(macs=macs, activations=call.out.numel)
+        step = Step((left, right), *_finish(left, right, uses, ends))
+        steps.append(step)
+        factors.insert(0 if from_left else len(factors), multiply_pair(*step.apart, step.summed)[1])
+    return Contraction(tuple(steps), factors[0], ends)
 
 
 def count_fvcore_einsum(call: Call) -> Cost:
@@ -59,6 +90,20 @@ def count_fvcore_einsum(call: Call) -> Cost:
         return Cost(macs=exact, activations=call.out.numel)
     printed = f"{_optimal_flops(equation) + 1:.3e}"
     return Cost(macs=math.floor(float(printed) / 2), activations=call.out.numel)
+
+
+def count_numpy_einsum(call: Call) -> Cost:
+    """Return the cost of an einsum by DeepSpeed and calflops: the flops that numpy.einsum_path prints, no macs.
+
+    They stand there with four digits; see `count_fvcore_einsum`. Takes aten::einsum. Source: `_einsum_flops_compute` in
+    deepspeed/profiling/flops_profiler/profiler.py.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
+    >>> count_numpy_einsum(Call("aten::einsum", {"equation": "ij,jk", "tensors": pair}, (TensorSpec((2, 4)),)))
+    Cost(macs=0, flops=49, activations=None)
+    """
+    return Cost(flops=int(float(f"{_optimal_flops(_equation_of(call)) + 1:.3e}")))
 
 
 def _equation_of(call: Call) -> Equation:

@@ -27,6 +27,7 @@ _KEYS = (
     "constants",
     "floating_point_only",
     "omit_inherited",
+    "registered_formulas",
     "free",
     "omitted",
     "families",
@@ -35,7 +36,7 @@ _KEYS = (
 )
 _WORD = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
-_FLAGS = ("opaque", "floating_point_only", "omit_inherited")
+_FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
 Rows = dict[str, tuple[Row, Node]]
 
@@ -53,7 +54,7 @@ def load_table(name: str) -> FormulaTable:
     """
     name = os.fspath(name)
     if not name.strip():
-        raise TableError(f"the name of a table is empty: write {' or '.join(_shipped_names())}, or a path")
+        raise TableError(f"the name of a table is empty: write one of {', '.join(_shipped_names())}, or a path")
     path = _locate(name, None)
     if path.startswith(paths.SCHEME):
         return _load_shipped(path)
@@ -102,6 +103,9 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
         modules={**base.modules, **{key: row for key, (row, _) in modules.items()}},
         constants=constants,
         floating_point_only=flags.get("floating_point_only", base.floating_point_only),
+        registered_formulas=flags.get(
+            "registered_formulas", base.registered_formulas and not (opaque or flags.get("omit_inherited"))
+        ),
     )
 
 
@@ -135,7 +139,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     name = node.text("extends")
     if not name.strip():
-        raise node.mistake(f"extends is empty: write {' or '.join(_shipped_names())}, or a path")
+        raise node.mistake(f"extends is empty: write one of {', '.join(_shipped_names())}, or a path")
     if len(chain) >= MAX_EXTENDS:
         raise node.mistake(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
     base = _locate(name, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
@@ -51,18 +52,34 @@ def count_trilinear(call: Call) -> Cost:
     The tensors are aligned by the dimensions that `expand1` ... insert; the first two are multiplied and summed over
     the dimensions that the third lacks, then the result and the third. Source: `_trilinear` in ATen's Linear.cpp.
     """
+    pairs = pair_up(call)
+    work = sum(multiply_pair(left, right, summed)[0] for left, right, summed in pairs.steps)
+    return Cost(macs=pairs.times * work, activations=call.out.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The products of aten::_trilinear: shapes and axes summed; how often they are made, and whether that is summed."""
+
+    steps: tuple[tuple[list[int], list[int], set[int]], ...]
+    times: int
+    sums_unrolled: bool
+
+
+def pair_up(call: Call) -> Pairs:
+    """Return the products of aten::_trilinear; see `count_trilinear`."""
     shapes = [_expand(call.tensor(f"i{index}"), _axes(call, f"expand{index}")) for index in (1, 2, 3)]
     unroll = int(call.arguments["unroll_dim"])  # type: ignore[arg-type]
     summed = _axes(call, "sumdim") - {unroll}
     times = max(shape[unroll] for shape in shapes)
     if any(0 in shape for shape in shapes):
-        return Cost(activations=call.out.numel)
+        return Pairs((), 0, False)
     for shape in shapes:
         shape[unroll] = 1
     inserted = _axes(call, "expand3")
-    first, between = multiply_pair(shapes[0], shapes[1], summed & inserted)
-    second, _ = multiply_pair(between, shapes[2], summed - inserted)
-    return Cost(macs=times * (first + second), activations=call.out.numel)
+    between = multiply_pair(shapes[0], shapes[1], summed & inserted)[1]
+    steps = ((shapes[0], shapes[1], summed & inserted), (between, shapes[2], summed - inserted))
+    return Pairs(steps, times, unroll in _axes(call, "sumdim"))
 
 
 def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) -> tuple[int, list[int]]:

@@ -23,8 +23,8 @@ def count_recurrence(call: Call) -> Cost:
     >>> count_recurrence(call)
     Cost(macs=300, flops=0, activations=120)
     """
-    rows = _rows(call)
-    matrices = list(_matrices(call))
+    rows = find_rows(call)
+    matrices = list(find_matrices(call))
     return Cost(
         macs=rows * sum(matrix.numel for matrix in matrices),
         activations=rows * sum(matrix.shape[0] for matrix in matrices),
@@ -39,14 +39,16 @@ def count_recurrence_backward(call: Call) -> Cost:
     """
     mask = call.arguments.get("output_mask")
     wants_weights = not isinstance(mask, tuple) or bool(mask[-1])
-    return Cost(macs=_rows(call) * sum(matrix.numel for matrix in _matrices(call)) * (1 + wants_weights))
+    return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights))
 
 
-def _rows(call: Call) -> int:
+def find_rows(call: Call) -> int:
+    """Return steps * batch of a recurrent op: the rows that each weight matrix meets."""
     return math.prod(call.shape("data" if "data" in call.arguments else "input")[:-1])
 
 
-def _matrices(call: Call) -> Iterator[TensorSpec]:
+def find_matrices(call: Call) -> Iterator[TensorSpec]:
+    """Yield the weight matrices of a recurrent op: for each layer of input, hidden state and maybe a projection."""
     names = [name for name in call.arguments if name == "params" or name.startswith("weight")]
     if call.op.startswith("aten::mkldnn_rnn_layer"):
         # One argument for each weight; without biases the last two are zeros of the matrices' shapes.

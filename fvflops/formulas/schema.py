@@ -37,6 +37,9 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
     import torch
 
     packet = packet_of(op)
+    if packet.startswith("prims::") and not torch._C._jit_get_schemas_for_operator(packet):
+        # torch's compiler defines some when it is imported, which takes as long as torch itself.
+        import torch._inductor.inductor_prims
     found = []
     for schema in torch._C._jit_get_schemas_for_operator(packet):
         name = f"{packet}.{schema.overload_name}" if schema.overload_name else packet

@@ -16,10 +16,41 @@ from fvflops.formulas.attention import (
 from fvflops.formulas.call import Call
 from fvflops.formulas.convolution import count_convolution, count_convolution_backward
 from fvflops.formulas.cost import Cost
-from fvflops.formulas.einsum import count_einsum, count_fvcore_einsum
+from fvflops.formulas.einsum import count_einsum, count_fvcore_einsum, count_numpy_einsum
+from fvflops.formulas.exact_attention import (
+    count_exact_attention,
+    count_exact_attention_backward,
+    count_exact_attention_bshd,
+    count_exact_attention_bshd_backward,
+    count_exact_encoder_layer,
+    count_exact_multi_head_attention,
+)
+from fvflops.formulas.exact_indexing import count_exact_index_put
+from fvflops.formulas.exact_pooling import (
+    count_exact_adaptive_average,
+    count_exact_adaptive_average_backward,
+    count_exact_adaptive_maximum,
+)
+from fvflops.formulas.exact_product import count_exact_einsum, count_exact_trilinear
+from fvflops.formulas.exact_recurrence import count_exact_recurrence, count_exact_recurrence_backward
+from fvflops.formulas.exact_resampling import (
+    count_exact_antialiased,
+    count_exact_antialiased_backward,
+    count_exact_grid_sampler,
+    count_exact_grid_sampler_backward,
+)
 from fvflops.formulas.product import count_foreach_matmul, count_matmul, count_trilinear
+from fvflops.formulas.ptflops import count_ptflops_attention, count_ptflops_convolution, count_ptflops_linear
 from fvflops.formulas.quotation import shorten
 from fvflops.formulas.recurrence import count_recurrence, count_recurrence_backward
+from fvflops.formulas.state_space import count_mamba_inner, count_mamba_split_scan
+from fvflops.formulas.torch_flops import (
+    count_torch_flops_avg_pool,
+    count_torch_flops_convolution,
+    count_torch_flops_interpolate,
+    count_torch_flops_max_pool,
+)
+from fvflops.formulas.torchinfo import count_torchinfo_layer
 
 # What a formula returns: a Cost, or a whole number of flops.
 Formula = Callable[[Call], Cost | int]
@@ -33,12 +64,41 @@ FORMULAS: dict[str, Formula] = {
     "convolution_backward": count_convolution_backward,
     "einsum": count_einsum,
     "encoder_layer": count_encoder_layer,
+    "exact_adaptive_average": count_exact_adaptive_average,
+    "exact_adaptive_average_backward": count_exact_adaptive_average_backward,
+    "exact_adaptive_maximum": count_exact_adaptive_maximum,
+    "exact_antialiased": count_exact_antialiased,
+    "exact_antialiased_backward": count_exact_antialiased_backward,
+    "exact_attention": count_exact_attention,
+    "exact_attention_backward": count_exact_attention_backward,
+    "exact_attention_bshd": count_exact_attention_bshd,
+    "exact_attention_bshd_backward": count_exact_attention_bshd_backward,
+    "exact_einsum": count_exact_einsum,
+    "exact_encoder_layer": count_exact_encoder_layer,
+    "exact_grid_sampler": count_exact_grid_sampler,
+    "exact_grid_sampler_backward": count_exact_grid_sampler_backward,
+    "exact_index_put": count_exact_index_put,
+    "exact_multi_head_attention": count_exact_multi_head_attention,
+    "exact_recurrence": count_exact_recurrence,
+    "exact_recurrence_backward": count_exact_recurrence_backward,
+    "exact_trilinear": count_exact_trilinear,
     "foreach_matmul": count_foreach_matmul,
     "fvcore_einsum": count_fvcore_einsum,
+    "mamba_inner": count_mamba_inner,
+    "mamba_split_scan": count_mamba_split_scan,
     "matmul": count_matmul,
     "multi_head_attention": count_multi_head_attention,
+    "numpy_einsum": count_numpy_einsum,
+    "ptflops_attention": count_ptflops_attention,
+    "ptflops_convolution": count_ptflops_convolution,
+    "ptflops_linear": count_ptflops_linear,
     "recurrence": count_recurrence,
     "recurrence_backward": count_recurrence_backward,
+    "torch_flops_avg_pool": count_torch_flops_avg_pool,
+    "torch_flops_convolution": count_torch_flops_convolution,
+    "torch_flops_interpolate": count_torch_flops_interpolate,
+    "torch_flops_max_pool": count_torch_flops_max_pool,
+    "torchinfo_layer": count_torchinfo_layer,
     "trilinear": count_trilinear,
 }
 
@@ -71,5 +131,6 @@ def find_formula(name: str) -> Formula:
         if name in registry:
             return registry[name]
     near = get_close_matches(name, [*FORMULAS, *_REGISTERED], n=1)
-    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join([*FORMULAS, *_REGISTERED])}"
+    known = shorten(", ".join([*FORMULAS, *_REGISTERED]), 500)
+    hint = f": did you mean {near[0]}?" if near else f": there are {known}"
     raise KeyError(f"unknown formula {shorten(name)}{hint}")

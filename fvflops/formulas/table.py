@@ -7,6 +7,7 @@
     constants: {exp: 8}         # names that expressions use; the nearer table wins
     floating_point_only: false  # true: arithmetic on whole numbers is free, products excepted
     omit_inherited: false       # true: what the table that this one extends counts is omitted here
+    registered_formulas: true   # ask torch.utils.flop_counter for formulas of ops that have no row; see `registered`
     free: [aten::view]          # short for `aten::view: free`
     omitted: [aten::add]
     families:                   # rows that speak for several ops
@@ -22,6 +23,10 @@
 Names in an expression are the op's arguments, what `shapes` binds, `out` (the first result) and `outputs`. A function
 and a module have `input`, `input_1` ... instead of arguments, a module also its numbers, texts and parameters by name.
 The parts are described in `fvflops.formulas.expression`, `pattern` and `example`.
+
+An op without a row is UNKNOWN, unless the program gave it a formula with torch's own `register_flop_formula` and the
+table has `registered_formulas`: by default all have, but those that are opaque or omit what they inherit, for they
+follow a tool that knows of none.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.formulas.call import Call
+from fvflops.formulas.registered import count_registered
 from fvflops.formulas.row import Price, Row, default_label, price_call
 from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, Value, tensors_in
 from fvflops.trace.signature import packet_of
@@ -44,8 +50,9 @@ class FormulaTable:
 
     `name` is that of a shipped table, or the path; `multiply_add` the flops that one multiply-add counts for; `opaque`
     says that composite ops and functions are counted where they are called; `constants` are names for expressions and
-    formulas; `floating_point_only` says that arithmetic on whole numbers is free, products excepted; `stops_at` what a
-    recorder must not look into for this table. In `memo` those that use a table keep what they made of it.
+    formulas; `floating_point_only` says that arithmetic on whole numbers is free, products excepted;
+    `registered_formulas` that formulas registered with torch's flop counter count for ops without a row; `stops_at`
+    what a recorder must not look into for this table. In `memo` those that use a table keep what they made of it.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -61,6 +68,7 @@ class FormulaTable:
     modules: Mapping[str, Row] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     floating_point_only: bool = False
+    registered_formulas: bool = True
     stops_at: StopsAt = field(init=False)
     memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -86,10 +94,17 @@ class FormulaTable:
         """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
         row = self.row(signature.op)
         if row is None:
-            return Price(Status.UNKNOWN, default_label(signature.op))
+            return self._price_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return Price(Status.FREE, row.label)
         return price_call(row, Call.of(signature, self.constants))
+
+    def _price_without_row(self, signature: Signature) -> Price:
+        label = default_label(signature.op)
+        flops = count_registered(signature) if self.registered_formulas else None
+        if flops is None:
+            return Price(Status.UNKNOWN, label)
+        return Price(Status.COUNTED, label, macs=flops // 2, flops=flops % 2)
 
     def price_function(self, name: str, signature: RegionSignature) -> Price:
         """Return what a call of the `autograd.Function` of a class name costs, as `price` does."""

@@ -41,7 +41,8 @@ class TablePricer:
             amounts = (self._amount(self._table.price(signature)),)
             if len(self._amounts) >= _AMOUNTS:
                 self._amounts.clear()
-            self._amounts[id(signature)] = signature, amounts
+            if self._table.row(signature.op) is not None:  # else the program may yet register a formula, or another
+                self._amounts[id(signature)] = signature, amounts
         return amounts
 
     def price_region(

@@ -46,6 +46,8 @@ def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.sh
         sentences.append(f"Left out by the table: {', '.join(named)}{rest}.")
     if "bounds" in summary.about:
         sentences.append(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.")
+    if "supposed" in summary.about:
+        sentences.append(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.")
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
         named = [f"{escape(op)} ({_measure(summary, op, calls)})" for op, calls in unknown]

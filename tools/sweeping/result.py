@@ -14,7 +14,8 @@ class Result:
     """What came out for one model; a failed one has an `error`, one line, and only the figures that are known.
 
     `counted`, `free` and `omitted` are calls of ops by what the table says of them; `unknown_ops` are those that it has
-    no row for, with their calls: "aten::foo 2; aten::bar 1". `execution` is "shapes" or "real". `built` and `inputs` say what was counted, on what.
+    no row for, with their calls: "aten::foo 2; aten::bar 1". `execution` is "shapes" or "real". `built` and `inputs`
+    say what was counted, on what.
     """
 
     model: str

@@ -63,7 +63,7 @@ class ShapeRules:
 
     `assume` gives sizes, or values, to ops whose result depends on numbers, by op name; a mistake in it raises
     ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
-    `bounds` are the ops for which a bound was taken.
+    `bounds` are the ops for which a bound was taken, `supposed` what others were taken to do for want of a number.
 
     >>> rows = ShapeRules({"aten::nonzero": 0.5}).sized("aten::nonzero")
     >>> rows(torch.empty(3, 5, device="meta")).shape
@@ -77,6 +77,7 @@ class ShapeRules:
         check_assumptions(self.assume)
         self.exact = exact
         self.bounds: set[str] = set()
+        self.supposed: dict[str, str] = {}
         self._rules = {**RULES, **CPU_RULES} if torch.device(device).type == "cpu" else RULES
 
     def instead(self, name: str) -> Rule | None:
