@@ -738,6 +738,8 @@ def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
         values = bind_example(overload._schema, Example.parse(row.example))
         if values is None:
             continue
+        if any(isinstance(value, torch.Tensor) and value.is_quantized for value in values.values()):
+            continue  # such a tensor has a scale too, which an example does not say
         values = pytree.tree_map_only(torch.Tensor, filled, values)
         try:
             overload(**pytree.tree_map_only(torch.Tensor, torch.clone, values))

@@ -48,6 +48,17 @@ class FlopCountAnalysis(_TableAnalysis):
 
     _metric = "flops"
 
+    def macs(self, module_name: str = "") -> int:
+        """Return the multiply-adds of a module, whatever the convention makes of one.
+
+        >>> import torch
+        >>> flops = FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table="exact")
+        >>> flops.macs(), flops.total()
+        (24, 56)
+        """
+        name, counts = self.canonical_module_name(module_name), self.counts()
+        return sum(entry.macs for entry in counts.entries if name in counts.of_scope(entry.scope, self._ancestors))
+
 
 class ActivationCountAnalysis(_TableAnalysis):
     """The activations of a model's forward run: output elements of its convolutions and matrix products.

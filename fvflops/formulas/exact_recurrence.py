@@ -63,7 +63,7 @@ def count_exact_recurrence(call: Call) -> Cost:
     >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
     >>> arguments = {"input": TensorSpec((5, 1, 2)), "params": weights, "has_biases": True}
     >>> count_exact_recurrence(Call("aten::lstm.input", arguments, (), constants={"exp": 8, "tanh": 8}))
-    Cost(macs=300, flops=1035, activations=120)
+    Cost(macs=300, flops=975, activations=120)
     """
     products, units = count_recurrence(call), _units(call)
     flops = find_rows(call) * units * _cell(call).forward(_biases(call), call.constants) + _dropout(call)

@@ -150,7 +150,7 @@ def price_call(row: Row, call: Call) -> Price:
 
 
 def _is_complex(call: Call) -> bool:
-    return any(spec.is_complex for spec in tensors_in((*call.arguments.values(), *call.outputs)))
+    return any(spec.is_complex for spec in tensors_in(tuple(call.arguments.values())))
 
 
 def show_call(call: Call) -> str:

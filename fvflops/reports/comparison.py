@@ -79,7 +79,7 @@ def _say(reason: Difference, base: Tally, tally: Tally) -> str:
         case "beside":
             return f"it also counts {reason.second}{calls}"
     if reason.first == reason.second:
-        return f"it has another formula for {reason.first}{calls}"
+        return f"it counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"
     return f"it counts {reason.second} where {base.name} counts {reason.first}{calls}"
 
 
