@@ -245,7 +245,7 @@ def test_a_long_chain_of_extends_is_cut(tmp_path):
 
 def test_an_empty_name_and_names_that_no_file_can_have():
     for name in ("", "  "):
-        with pytest.raises(TableError, match="the name of a table is empty: write one of .*default, .* or a path"):
+        with pytest.raises(TableError, match=r"the name of a table is empty: write one of .*default, .* or a path"):
             load_table(name)
     with pytest.raises(TableError, match=r"^x{300}:1: cannot be read: File name too long"):
         load_table("x" * 300)
