@@ -32,6 +32,8 @@ def is_composite(op):
 COMPOSITE = [row for row in DEFAULT.rows.values() if row.kind == "counted" and is_composite(row.name)]
 # row → why its flops differ from those of its parts; multiply-adds and activations never do
 OTHER_FLOPS = {"aten::upsample_nearest2d": "torch takes it apart into indexing, which is free"}
+# Under a dispatch mode torch takes them apart into an op that computes the vectors too.
+VALUES_ONLY = {"aten::linalg_eigvals", "aten::linalg_eigvalsh", "aten::linalg_svdvals"}
 
 
 @pytest.mark.parametrize("row", COMPOSITE, ids=lambda row: row.name)
@@ -43,6 +45,9 @@ def test_a_composite_row_is_the_sum_of_its_parts(row):
     products = run(overload, **bind_example(overload._schema, example))
     whole = DEFAULT.price(sign_example(row.name, row.example))
     assert products.unknown == []
+    if row.name in VALUES_ONLY:
+        assert products.macs > whole.macs > 0
+        return
     assert products.macs == whole.macs
     assert (products.flops != whole.flops) == (row.name in OTHER_FLOPS)
     assert products.activations == (whole.activations or 0)
