@@ -1,7 +1,7 @@
 """Recording: what is seen, under which scope, in which vocabulary."""
 
 import threading
-from collections import Counter, namedtuple
+from collections import Counter, defaultdict, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fvflops import FlopCountAnalysis, load_table
 from fvflops.capture.record import record
 from fvflops.trace import StopsAt, Trace, TraceError
 
@@ -433,3 +434,58 @@ def test_a_damaged_trace_is_refused(damage, message):
 def test_dropout_and_softmax_are_recorded_in_training_too():
     trace = record(nn.Sequential(nn.Dropout(), nn.Softmax(-1)).train(), (torch.ones(2, 2),))
     assert {("0", "aten::native_dropout"), ("1", "aten::_softmax")} <= set(seen(trace))
+
+
+# --- who owns a backward op ------------------------------------------------------------------------------------------
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x)
+
+
+class Owned(nn.Module):
+    """Layers of each kind; `twice` is called two times, and the product at the end belongs to the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.twice = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(8, 8, 1)
+        self.lstm = nn.LSTM(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = Swish.apply(self.twice(self.twice(self.first(x)).relu_()))
+        y = self.lstm(self.conv(y.transpose(1, 2)).transpose(1, 2))[0]
+        with torch.no_grad():
+            y.cumsum(0)  # makes no node
+        y = self.norm(y)
+        y = self.attention(y, y, y, need_weights=False)[0]
+        return y @ y.transpose(1, 2)
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_backward_op_belongs_to_the_module_whose_forward_op_made_its_node(execution):
+    table = load_table("default")
+    inputs = (torch.randn(2, 3, 4),)
+    trace = record(Owned(), inputs, {}, loss=lambda y: y.sum(), stops_at=table.stops_at, execution=execution)
+    macs: dict[str, Counter] = defaultdict(Counter)
+    for entry in FlopCountAnalysis.from_trace(trace, table=table).counts().entries:
+        macs[entry.scope[-1] if entry.scope else ""][entry.phase] += entry.macs
+    assert set(macs) >= {"", "first", "twice", "conv", "lstm", "norm", "attention"}
+    # The input needs no gradient, so that the first layer's backward is the weight's alone.
+    assert macs["first"]["backward"] == macs["first"]["forward"] == 2 * 3 * 4 * 8
+    for name in ("", "twice", "conv", "lstm"):
+        assert macs[name]["backward"] == 2 * macs[name]["forward"] > 0, name
+    # Four projections of 6 tokens, twice each, and the attention's two products of 3 * 2 * 2 * 2 * 4, of which it
+    # computes one again and has four gradients.
+    assert macs["attention"] == {"forward": 4 * 6 * 64 + 2 * 96, "backward": 2 * 4 * 6 * 64 + 5 * 96}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
 from fvflops.trace import (
@@ -72,6 +73,7 @@ class Recorder:
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         self._raised: tuple[BaseException | None, int] = (None, 0)
+        self._owners = Owners()
 
     def own_thread(self) -> bool:
         """Return whether this is the thread that is being recorded."""
@@ -164,7 +166,8 @@ class Recorder:
 
     def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes."""
-        self.events.append(("op", number, self.stack, self._phase(), self._thread_number(), reads, writes))
+        stack, phase = self._place()
+        self.events.append(("op", number, stack, phase, self._thread_number(), reads, writes))
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
@@ -260,6 +263,17 @@ class Recorder:
     def _specs(self, values: Any) -> tuple[Value, ...]:
         """Return the specs of the tensors in nested values, in order."""
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
+
+    def _place(self) -> tuple[int, str]:
+        """Return the stack and the phase of an op that runs now; in a backward pass, those of what made its node."""
+        if not self.backward:
+            return self.stack, "forward"
+        node = torch._C._current_autograd_node()
+        if node is None:
+            self._owners.look(self.stack)
+            return self.stack, "forward"
+        owner = self._owners.of(node)
+        return self.stack if owner is None else owner, "backward"
 
     def _phase(self) -> str:
         return "backward" if self.backward and torch._C._current_autograd_node() is not None else "forward"
