@@ -295,3 +295,17 @@ def test_compiled_code_is_still_compiled_after_a_recording():
     record(model, (x,))
     model(x)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("before", [None, 3.0])
+def test_gradients_of_what_a_function_closes_over_are_as_before(execution, before):
+    inner = nn.Linear(4, 4)
+    if before is not None:
+        for parameter in inner.parameters():
+            parameter.grad = torch.full_like(parameter, before)
+    kept = [parameter.grad for parameter in inner.parameters()]
+    record(lambda x: inner(x), (torch.ones(2, 4),), {}, loss=lambda y: y.sum(), execution=execution)
+    for parameter, gradient in zip(inner.parameters(), kept, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is None or bool((gradient == before).all())

@@ -30,7 +30,7 @@ from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import Snapshot, UndoLog
+from fvflops.capture.restore import Snapshot, UndoLog, leaves_of
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
@@ -239,6 +239,7 @@ class _Run:
         self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh)
         self._reading = reading
         self._modules = reading.tree
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -364,7 +365,10 @@ class _Run:
 
     def _go_back(self, result: Any) -> None:
         if self._loss is not None:
-            self._loss(result).backward()
+            loss = self._loss(result)
+            # The snapshot knows the model's own; a function, or a module, may use others too.
+            self._gradients += [(leaf, leaf.grad) for leaf in leaves_of(loss)]
+            loss.backward()
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
@@ -376,6 +380,8 @@ class _Run:
             try:
                 undo_log.undo()
             finally:
+                for leaf, gradient in self._gradients:
+                    leaf.grad = gradient
                 snapshot.restore()
                 # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
                 torch.clear_autocast_cache()

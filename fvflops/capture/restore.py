@@ -37,6 +37,25 @@ Undo = Callable[[], None]
 _TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
 
 
+def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that get a gradient from the backward pass of one.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> leaves_of((weight * 2).sum())[0] is weight
+    True
+    """
+    found, seen, waiting = [], set(), [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [below for below, _ in node.next_functions]
+    return found
+
+
 class UndoLog:
     """The first contents of each storage that a run writes to and that existed before the run.
 
