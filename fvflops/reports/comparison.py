@@ -12,8 +12,10 @@ from fvflops.units import format_quantity, format_size
 SHOWN = 5  # reasons for each convention
 _WIDTH = 100
 _PREFACE = (
-    "A network multiplies numbers and adds up the products. One multiplication with its addition is a multiply-add "
-    "(MAC). Conventions differ in whether a MAC is one FLOP or two, and in which other arithmetic they count."
+    "A network multiplies numbers and adds up the products. An addition or a multiplication is a floating-point "
+    "operation (FLOP), and a multiplication with its addition is a multiply-add (MAC). Conventions differ in whether "
+    "they count a MAC as one FLOP or as two, and in which other arithmetic they count. K, M, G and T stand for a "
+    "thousand, a million, a thousand million and a million million."
 )
 
 
