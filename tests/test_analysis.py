@@ -263,6 +263,13 @@ def test_a_module_row_covers_what_is_inside_or_adds_to_it(tmp_path):
     assert total("free") == Counter()
 
 
+def test_a_module_row_can_ask_for_an_absent_parameter(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: default\nmodules:\n  torch.nn.Linear: {flops: 1 if is_none(bias) else 2}\n")
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False))
+    assert FlopCountAnalysis(model, X, table=str(path)).by_module() == Counter({"": 3, "0": 2, "1": 1})
+
+
 def test_a_handle_on_one_overload_leaves_the_others():
     def model(x):
         return (x + x).sum() + x.sum(1)

@@ -86,9 +86,13 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         parameters=tensors(module._parameters),
         buffers=tensors(module._buffers),
         attributes={
-            name: describe(value)
-            for name, value in module.__dict__.items()
-            if not name.startswith("_") and _is_described(value)
+            **{
+                name: describe(value)
+                for name, value in module.__dict__.items()
+                if not name.startswith("_") and _is_described(value)
+            },
+            # So that a formula can ask whether there is a bias.
+            **dict.fromkeys([name for name, tensor in module._parameters.items() if tensor is None]),
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
     )
