@@ -106,6 +106,14 @@ class ModelAnalysis:
         """Return module name → operator label → count, for every module of the model."""
         return {name: Counter(counts) for name, counts in self._table_of_counts().items()}
 
+    def by_phase(self) -> dict[str, Counter[str]]:
+        """Return phase → operator label → count over the whole model; a forward run has the phase "forward" alone."""
+        return self.counts().by_phase()
+
+    def by_module_and_phase(self) -> dict[str, Counter[str]]:
+        """Return module name → phase → count, for every module of the model."""
+        return self.counts().by_module_and_phase(self._ancestors)
+
     def unsupported_ops(self, module_name: str = "") -> Counter[str]:
         """Return op → calls of a module that its count leaves out: omitted by the convention, or unknown."""
         calls = self.counts().calls_by_module(self._ancestors, Status.OMITTED, Status.UNKNOWN)

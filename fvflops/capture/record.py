@@ -29,6 +29,7 @@ from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.reading import Reading
+from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog, leaves_of
 from fvflops.capture.rules import ShapeRules
@@ -77,9 +78,10 @@ def record(
     shows the CPU's kernels. `assume` gives sizes to ops whose result's size depends on values: {"aten::nonzero": 100}.
     A run by shapes that needs a number raises ExecutionError where it cannot be made for real.
 
-    Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below
-    autograd; a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's
-    result that returns a scalar, the run is under autograd and goes on through the backward pass. Of `torch.cond` the
+    Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below autograd;
+    a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's result that
+    returns a scalar, the run is under autograd and goes on through the backward pass, whose ops belong to the modules
+    whose forward made them; what activation checkpointing runs again is the phase "recompute". Of `torch.cond` the
     branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
     call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
     silences Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules'
@@ -341,6 +343,8 @@ class _Run:
             stack.enter_context(module_scopes(self._recorder, self._reading))
             stack.enter_context(function_regions(self._recorder))
             stack.enter_context(open_control_flow(self._recorder, mode))
+            if self._loss is not None:
+                stack.enter_context(recompute_phase(self._recorder))
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(torch._C._AutoDispatchBelowAutograd())

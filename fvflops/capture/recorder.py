@@ -32,6 +32,8 @@ from fvflops.trace.rows import Rows
 Result = TypeVar("Result")
 
 _NO_TENSORS: tuple[Value, ...] = ()
+# The node whose backward runs a checkpointed forward again.
+_REENTRANT = "CheckpointFunctionBackward"
 
 
 class Recorder:
@@ -74,6 +76,7 @@ class Recorder:
         self._active: set[int] = set()
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self._owners = Owners()
+        self._reruns = 0
 
     def own_thread(self) -> bool:
         """Return whether this is the thread that is being recorded."""
@@ -142,6 +145,21 @@ class Recorder:
         regions = list(self._regions)
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
+
+    def owner_of(self, node: Any) -> int | None:
+        """Return the stack under which a node of autograd's graph was made, or None where it was not seen."""
+        return self._owners.of(node)
+
+    def begin_rerun(self, stack: int) -> int:
+        """Note that a checkpointed forward runs again, under a stack, and return what `end_rerun` wants back."""
+        self._reruns += 1
+        before, self.stack = self.stack, stack
+        return before
+
+    def end_rerun(self, before: int) -> None:
+        """Note that a checkpointed forward has been run again, as far as it was needed."""
+        self._reruns -= 1
+        self.stack = before
 
     def activate(self) -> None:
         """Note that something ran under the present stack that is no op."""
@@ -269,14 +287,20 @@ class Recorder:
         if not self.backward:
             return self.stack, "forward"
         node = torch._C._current_autograd_node()
-        if node is None:
+        phase = self._phase_of(node)
+        if phase != "backward":
             self._owners.look(self.stack)
-            return self.stack, "forward"
+            return self.stack, phase
         owner = self._owners.of(node)
-        return self.stack if owner is None else owner, "backward"
+        return self.stack if owner is None else owner, phase
 
     def _phase(self) -> str:
-        return "backward" if self.backward and torch._C._current_autograd_node() is not None else "forward"
+        return self._phase_of(torch._C._current_autograd_node()) if self.backward else "forward"
+
+    def _phase_of(self, node: Any) -> str:
+        if node is None:
+            return "forward"
+        return "recompute" if self._reruns or type(node).__name__ == _REENTRANT else "backward"
 
     def _thread_number(self) -> int:
         # Only autograd carries a dispatch mode into a thread of its own.

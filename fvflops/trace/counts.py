@@ -81,6 +81,23 @@ class Counts:
                     table[name][entry.label] += entry.value
         return table
 
+    def by_phase(self) -> dict[str, Counter[str]]:
+        """Return phase → Counter of labels over the whole model, zeros left out: forward, recompute, backward."""
+        table: dict[str, Counter[str]] = {}
+        for entry in self.entries:
+            if entry.value:
+                table.setdefault(entry.phase, Counter())[entry.label] += entry.value
+        return table
+
+    def by_module_and_phase(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
+        """Return module name → Counter of phases, for every module of the tree, zeros left out."""
+        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        for entry in self.entries:
+            if entry.value:
+                for name in self.of_scope(entry.scope, ancestors):
+                    table[name][entry.phase] += entry.value
+        return table
+
     def calls_by_module(self, ancestors: str = "owner", *statuses: Status) -> dict[str, Counter[str]]:
         """Return module name → Counter of op → calls, of the ops whose status is one of `statuses`."""
         table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}

@@ -1,0 +1,149 @@
+"""The phases: a backward op belongs to the module whose forward made it, and what checkpointing reruns is recompute."""
+
+from collections import Counter, defaultdict
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from fvflops import FlopCountAnalysis, StopsAt
+from fvflops.capture.record import record
+
+# Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
+LINEAR, PRODUCT = 64, 32
+
+
+def save_products(context, op, *args, **kwargs):
+    saved = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+WAYS = {
+    "none": lambda run, x: run(x),
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "not reentrant": partial(checkpoint, use_reentrant=False),
+    "whole": partial(checkpoint, use_reentrant=False, early_stop=False),
+    "selective": partial(
+        checkpoint, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(save_products)
+    ),
+    "nested": lambda run, x: checkpoint(
+        lambda y: checkpoint(run, y, use_reentrant=False), x, use_reentrant=False, early_stop=False
+    ),
+    "nested reentrant": lambda run, x: checkpoint(
+        lambda y: checkpoint(run, y, use_reentrant=True), x, use_reentrant=True
+    ),
+}
+# What is rerun of a block's two layers and the product after them. Without reentrancy torch stops as soon as the last
+# tensor that it wants is there again: before the product, whose saved operand is the second layer's result. The outer
+# of two nested ones reruns all, and the inner one again: until it has what it wants without reentrancy, and else all.
+RERUN = {
+    "none": (0, 0, 0),
+    "reentrant": (1, 1, 1),
+    "not reentrant": (1, 1, 0),
+    "whole": (1, 1, 1),
+    "selective": (0, 0, 0),
+    "nested": (2, 2, 1),
+    "nested reentrant": (2, 2, 2),
+}
+
+
+class Block(nn.Module):
+    """Two linear layers and a product of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x))) @ torch.eye(4)
+
+
+class Net(nn.Module):
+    """Two blocks, each run in one way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = Block()
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (self.first, self.second):
+            x = WAYS[self.way](block, x)
+        return x
+
+
+def macs_of(model, execution, x=None):
+    x = torch.randn(2, 4, requires_grad=True) if x is None else x
+    trace = record(model, (x,), {}, loss=lambda y: y.sum(), execution=execution, stops_at=StopsAt(frozenset()))
+    assert trace.about["execution"] == execution
+    found: dict[str, Counter] = defaultdict(Counter)
+    for entry in FlopCountAnalysis.from_trace(trace).counts().entries:
+        if entry.macs:
+            found[entry.scope[-1]][entry.phase] += entry.macs
+    return found
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("way", WAYS)
+def test_recompute_is_what_was_rerun(way, execution):
+    up, down, product = RERUN[way]
+    expected = {}
+    for block in ("first", "second"):
+        expected[f"{block}.up"] = Counter(forward=LINEAR, recompute=up * LINEAR, backward=2 * LINEAR)
+        expected[f"{block}.down"] = Counter(forward=LINEAR, recompute=down * LINEAR, backward=2 * LINEAR)
+        # The identity at the end needs no gradient.
+        expected[block] = Counter(forward=PRODUCT, recompute=product * PRODUCT, backward=PRODUCT)
+    assert {name: +counts for name, counts in macs_of(Net(way), execution).items()} == {
+        name: +counts for name, counts in expected.items()
+    }
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_module_reruns_outside_of_any_other_belongs_to_it(execution, reentrant):
+    class Inner(nn.Module):
+        def forward(self, x):
+            return checkpoint(lambda y: (y @ y.T).relu() @ y, x, use_reentrant=reentrant)
+
+    found = macs_of(nn.Sequential(Inner()), execution)
+    assert found == {"0": Counter(forward=2 * 16, recompute=(2 if reentrant else 1) * 16, backward=4 * 16)}
+
+
+def test_the_phases_add_up_to_the_total_and_children_to_no_more_than_their_parent():
+    x = torch.randn(2, 4, requires_grad=True)
+    trace = record(Net("not reentrant"), (x,), {}, loss=lambda y: y.sum())
+    analysis = FlopCountAnalysis.from_trace(trace, table="exact")
+    assert analysis.by_phase().keys() == {"forward", "recompute", "backward"}
+    assert sum(sum(labels.values()) for labels in analysis.by_phase().values()) == analysis.total()
+    by_module = analysis.by_module_and_phase()
+    assert {name: sum(phases.values()) for name, phases in by_module.items()} == dict(analysis.by_module())
+    for name, phases in by_module.items():
+        parent = by_module[name.rpartition(".")[0]]
+        assert all(flops <= parent[phase] for phase, flops in phases.items())
+    assert FlopCountAnalysis(Net("none"), x).by_phase().keys() == {"forward"}
+
+
+def test_torch_is_as_before():
+    before = [
+        checkpointing._CheckpointFrame.__init__,
+        checkpointing._recomputation_hook.__init__,
+        checkpointing.CheckpointFunction.backward,
+    ]
+    macs_of(Net("reentrant"), "shapes")
+    with pytest.raises(RuntimeError, match="stop"):
+        record(Net("not reentrant"), (torch.ones(2, 4),), {}, loss=stop, execution="real")
+    assert before == [
+        checkpointing._CheckpointFrame.__init__,
+        checkpointing._recomputation_hook.__init__,
+        checkpointing.CheckpointFunction.backward,
+    ]
+    assert "__enter__" not in vars(checkpointing._recomputation_hook)
+
+
+def stop(result):
+    raise RuntimeError("stop")
