@@ -280,6 +280,15 @@ def test_ops_lists_and_explains(capsys):
     assert code == 0 and "no row, so it is unknown" in out
 
 
+def test_ops_tells_the_constants_that_a_row_uses_and_what_a_module_covers(capsys, tmp_path):
+    code, out, _ = run(capsys, "ops", "gelu", "--table", "exact")
+    assert code == 0 and "flops:       numel(out)*(" in out and "  constants:   erf = 8, tanh = 8\n" in out
+    path = tmp_path / "mine.yaml"
+    path.write_text("modules:\n  torch.nn.LSTM: {flops: 1, covers: false}\n")
+    code, out, _ = run(capsys, "ops", "torch.nn.LSTM", "--table", str(path))
+    assert code == 0 and "covers:      false, what runs inside is counted too" in out
+
+
 def test_ops_of_a_users_table(capsys, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("modules:\n  torch.nn.LSTM: {macs: hidden_size}\n")

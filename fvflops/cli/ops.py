@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from fvflops.analysis.examples import check_examples
 from fvflops.formulas import FormulaTable, Row, load_table
+from fvflops.formulas.expression import Expression
 
 _FUNCTION = "prim::PythonOp."
 
@@ -78,7 +79,11 @@ def _describe_row(table: FormulaTable, row: Row, name: str) -> list[str]:
     lines = [f"  table {table.name}: {row.kind}, from {row.file}:{row.line}"]
     if row.name != name:
         lines.append(f"  by the row:  {row.name}")
-    return lines + [f"  {key + ':':<12} {value}" for key, value in _parts(row)]
+    texts = [text for text in (row.macs, row.flops, row.activations) if text is not None]
+    names = set().union(*(Expression.parse(text).names for text in texts)) & table.constants.keys()
+    said = ", ".join(f"{constant} = {table.constants[constant]}" for constant in sorted(names))
+    parts = [*_parts(row), *([("constants", said)] if said else [])]
+    return lines + [f"  {key + ':':<12} {value}" for key, value in parts]
 
 
 def _formula(row: Row) -> str:
@@ -90,4 +95,5 @@ def _parts(row: Row) -> list[tuple[str, str]]:
     """Return what a row says, as (key, text) in the order of the table's format."""
     keys = ("shapes", "use", "macs", "flops", "activations", "label", "source", "example")
     parts = [(key, getattr(row, key)) for key in keys if row.kind == "counted"]
-    return [(key, str(value)) for key, value in parts if value not in (None, "")]
+    said = [(key, str(value)) for key, value in parts if value not in (None, "")]
+    return said if row.covers else [*said, ("covers", "false, what runs inside is counted too")]
