@@ -11,8 +11,8 @@ class Owners:
     """Stacks by the sequence numbers of the nodes that were made under them.
 
     Autograd numbers its nodes as it makes them, with a counter for each thread, and makes the node of an op before a
-    dispatch mode sees that op. So all numbers given since the last look belong to the stack that is open now; an op
-    without a node has no number.
+    dispatch mode sees that op; only the node of a write through a view comes after it. So all numbers given since the
+    last look belong to the stack that is open now, and there is a look at each op and wherever the stack changes.
     """
 
     def __init__(self) -> None:

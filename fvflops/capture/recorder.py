@@ -96,6 +96,7 @@ class Recorder:
         else:
             opened.append((region, stack, self._specs(values)))
         if self.backward:
+            self._owners.look(stack)
             self.events.append(("enter", region, stack, self._phase(), self._thread_number()))
         else:
             self.events.append(("enter", region, stack))
@@ -111,6 +112,8 @@ class Recorder:
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
         region, outer, inputs = self._open[token]
         del self._open[token:]
+        if self.backward:
+            self._owners.look(self.stack)
         if error is not None and error is not self._raised[0]:
             self._raised = error, self.stack
         outputs: tuple[Value, ...]
@@ -158,6 +161,7 @@ class Recorder:
 
     def end_rerun(self, before: int) -> None:
         """Note that a checkpointed forward has been run again, as far as it was needed."""
+        self._owners.look(self.stack)
         self._reruns -= 1
         self.stack = before
 
