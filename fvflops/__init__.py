@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         parameter_count_table,
         summarise,
     )
-    from fvflops.capture.record import record
+    from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
     from fvflops.trace import Counts, StopsAt, Summary, Trace
 
@@ -47,7 +47,7 @@ _HOMES = {
     "load_table": "fvflops.formulas",
     "parameter_count": "fvflops.analysis",
     "parameter_count_table": "fvflops.analysis",
-    "record": "fvflops.capture.record",
+    "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
     "summarise": "fvflops.analysis",
 }
@@ -73,7 +73,7 @@ __all__ = [
     "load_table",
     "parameter_count",
     "parameter_count_table",
-    "record",
+    "record_call",
     "register_formula",
     "summarise",
 ]

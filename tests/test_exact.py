@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.examples import check_examples, own_rows
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 from fvflops.metrics import TablePricer, count
 from fvflops.trace import Status
 from tests.library_schemas import define_library_schemas
@@ -220,7 +220,7 @@ def test_both_vocabularies_cost_the_same(name):
     model, inputs = TRAINED[name]
     with torch.backends.mkldnn.flags(enabled=False):
         composite = ledger(model, inputs, "exact")
-        trace = record(model, inputs, stops_at=EXACT.stops_at, loss=total_of)
+        trace = record_call(model, inputs, stops_at=EXACT.stops_at, loss=total_of)
     core = count(trace, TablePricer(EXACT, "flops"), "flops").entries
     forward = [entry for entry in core if entry.phase == "forward" and entry.scope]
     backward = [entry for entry in core if entry.phase == "backward"]

@@ -9,7 +9,7 @@ from torch import nn
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fvflops import FlopCountAnalysis, record
+from fvflops import FlopCountAnalysis, record_call
 from fvflops.analysis.text import summarise
 from fvflops.formulas import load_table
 from fvflops.reports.ledger import write_sentences
@@ -30,7 +30,7 @@ def count_macs(function, *inputs, execution="shapes", backward=False):
     """Return phase -> multiply-adds of a run; with `backward` the inputs want gradients and all results are summed."""
     if backward:
         inputs = tuple(item.clone().requires_grad_(item.is_floating_point()) for item in inputs)
-    trace = record(
+    trace = record_call(
         function,
         inputs,
         execution=execution,
@@ -68,7 +68,7 @@ def check(function, plain, forward, x, *, backward=None):
 def check_results(function, plain, x):
     """Compare what a model gets from its ops while it is recorded with what it gets in plain Python."""
     seen = []
-    record(lambda x: seen.append(function(x)), (x,), execution="real")
+    record_call(lambda x: seen.append(function(x)), (x,), execution="real")
     torch.testing.assert_close(seen[0], plain(x))
 
 
@@ -130,7 +130,7 @@ def test_the_larger_branch_is_the_one_that_costs_more_and_the_report_says_so(cap
     sentences = write_sentences(summarise(analysis))
     assert any(line.startswith("SUPPOSED") and "higher_order::cond" in line for line in sentences)
     # Without a table the branch that reads and makes more elements is the larger one.
-    bare = record(Choice(), (X,), execution="shapes")
+    bare = record_call(Choice(), (X,), execution="shapes")
     assert sum(calls for (index, _, _), calls in bare.calls.items() if "relu" in bare.signatures[index].op) == 500
 
 
@@ -138,7 +138,7 @@ def test_what_the_other_branch_did_leaves_no_event():
     def model(x):
         return torch.cond(x.sum() > 0, lambda x: (x @ WEIGHT).relu(), lambda x: x @ WEIGHT @ WEIGHT, (x,))
 
-    trace = record(model, (X,), execution="shapes", weigh=lambda signature: TABLE.price(signature).macs)
+    trace = record_call(model, (X,), execution="shapes", weigh=lambda signature: TABLE.price(signature).macs)
     ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
     assert "aten::relu" not in ops and sum("mm" in op for op in ops) == 2
     made = {index for event in trace.events if event.kind == "op" for index in event.writes}
@@ -184,9 +184,9 @@ def test_a_loop_whose_end_is_not_known_turns_once_by_shapes_and_is_run_for_real_
     x = torch.full((1, 4), 8.0)  # of norm 16: four halvings and the test that ends it
     assert count_macs(shrink, x, execution="real") == count_macs(shrink, x, execution="auto") == {"forward": 4 * 16}
     assert count_macs(shrink, x, execution="shapes") == {"forward": 16}
-    trace = record(shrink, (x,), execution="shapes")
+    trace = record_call(shrink, (x,), execution="shapes")
     assert trace.about["supposed"] == "higher_order::while_loop: one turn of its body"
-    assert "supposed" not in record(shrink, (x,), execution="real").about
+    assert "supposed" not in record_call(shrink, (x,), execution="real").about
 
 
 def test_a_loop_keeps_the_turns_that_are_known():
@@ -197,7 +197,7 @@ def test_a_loop_keeps_the_turns_that_are_known():
         return torch._higher_order_ops.while_loop(goes_on, lambda turn, x: (turn + 1, x @ WEIGHT), (0, x))[1]
 
     assert count_macs(model, X) == {"forward": 2 * ONE}
-    assert "known" in record(model, (X,), execution="shapes").about["supposed"]
+    assert "known" in record_call(model, (X,), execution="shapes").about["supposed"]
 
 
 def test_scan_counts_its_body_for_each_slice():
@@ -407,7 +407,7 @@ def test_torch_is_left_as_it_was():
 
     for model in (fails, lambda x: torch.cond(torch.tensor(True), fails, one, (x,))):
         with pytest.raises(KeyError):
-            record(model, (X,))
+            record_call(model, (X,))
         assert methods() == before
-    record(lambda x: torch.cond(torch.tensor(True), one, two, (x,)), (X,))
+    record_call(lambda x: torch.cond(torch.tensor(True), one, two, (x,)), (X,))
     assert methods() == before

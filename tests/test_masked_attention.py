@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fvflops import FlopCountAnalysis, record
+from fvflops import FlopCountAnalysis, record_call
 from fvflops.capture.block_mask import count_mask, count_pairs
 from fvflops.formulas.attention import SKIPS, count_band
 from fvflops.trace import Signature, TensorSpec
@@ -198,7 +198,7 @@ def test_a_causal_model_end_to_end(tables, execution):
 
 
 def test_training_counts_the_same_pairs(tables):
-    trace = record(Attention(), (torch.randn(3, 10, 16),), loss=torch.sum)
+    trace = record_call(Attention(), (torch.randn(3, 10, 16),), loss=torch.sum)
     for table, pairs in zip(tables, (100, 55), strict=True):
         macs = {
             (trace.signatures[index].op.partition("attention_for_cpu")[2], phase): calls * price.macs

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 from fvflops.formulas import load_table
 from tests.models import MODELS, build_case
 
@@ -130,7 +130,7 @@ def test_torch_profiler_counts_what_the_profiler_counts(name):
 
 
 def backward_totals(model, inputs):
-    trace = record(model, inputs, {}, loss=lambda result: result.sum(), stops_at=load_table("torch").stops_at)
+    trace = record_call(model, inputs, {}, loss=lambda result: result.sum(), stops_at=load_table("torch").stops_at)
     with FlopCounterMode(display=False) as mode:
         model(*inputs).sum().backward()
     return FlopCountAnalysis.from_trace(trace, table="torch").total(), mode.get_total_flops()
@@ -156,7 +156,7 @@ def test_the_default_counts_a_depthwise_backward_right():
     x = torch.ones(1, 8, 6, 6, requires_grad=True)
 
     def total(table):
-        trace = record(conv, (x,), {}, loss=lambda result: result.sum(), stops_at=load_table(table).stops_at)
+        trace = record_call(conv, (x,), {}, loss=lambda result: result.sum(), stops_at=load_table(table).stops_at)
         return FlopCountAnalysis.from_trace(trace, table=table).total()
 
     forward = 8 * 16 * 9

@@ -10,7 +10,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fvflops import FlopCountAnalysis, StopsAt
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
 LINEAR, PRODUCT = 64, 32
@@ -79,7 +79,7 @@ class Net(nn.Module):
 
 def macs_of(model, execution, x=None):
     x = torch.randn(2, 4, requires_grad=True) if x is None else x
-    trace = record(model, (x,), {}, loss=lambda y: y.sum(), execution=execution, stops_at=StopsAt(frozenset()))
+    trace = record_call(model, (x,), {}, loss=lambda y: y.sum(), execution=execution, stops_at=StopsAt(frozenset()))
     assert trace.about["execution"] == execution
     found: dict[str, Counter] = defaultdict(Counter)
     for entry in FlopCountAnalysis.from_trace(trace).counts().entries:
@@ -116,7 +116,7 @@ def test_what_a_module_reruns_outside_of_any_other_belongs_to_it(execution, reen
 
 def test_the_phases_add_up_to_the_total_and_children_to_no_more_than_their_parent():
     x = torch.randn(2, 4, requires_grad=True)
-    trace = record(Net("not reentrant"), (x,), {}, loss=lambda y: y.sum())
+    trace = record_call(Net("not reentrant"), (x,), {}, loss=lambda y: y.sum())
     analysis = FlopCountAnalysis.from_trace(trace, table="exact")
     assert analysis.by_phase().keys() == {"forward", "recompute", "backward"}
     assert sum(sum(labels.values()) for labels in analysis.by_phase().values()) == analysis.total()
@@ -136,7 +136,7 @@ def test_torch_is_as_before():
     ]
     macs_of(Net("reentrant"), "shapes")
     with pytest.raises(RuntimeError, match="stop"):
-        record(Net("not reentrant"), (torch.ones(2, 4),), {}, loss=stop, execution="real")
+        record_call(Net("not reentrant"), (torch.ones(2, 4),), {}, loss=stop, execution="real")
     assert before == [
         checkpointing._CheckpointFrame.__init__,
         checkpointing._recomputation_hook.__init__,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 from fvflops.trace import StopsAt, Trace, TraceError
 
 LINEAR = StopsAt(frozenset({"aten::linear", "aten::scaled_dot_product_attention"}))
@@ -81,8 +81,8 @@ class Catches(nn.Module):
 
 def test_composite_ops_are_recorded_as_called_where_they_are_stops_and_inside_elsewhere():
     model, x = nn.Linear(4, 3), torch.ones(2, 4)
-    whole = record(model, (x,), stops_at=LINEAR)
-    inside = record(model, (x,))
+    whole = record_call(model, (x,), stops_at=LINEAR)
+    inside = record_call(model, (x,))
     assert seen(whole) == [("", "aten::linear")]
     assert ("", "aten::addmm") in seen(inside)
     assert inside.decomposed == {"aten::linear"}
@@ -90,38 +90,38 @@ def test_composite_ops_are_recorded_as_called_where_they_are_stops_and_inside_el
 
 
 def test_arguments_are_normalised_to_the_schema():
-    trace = record(nn.Conv2d(3, 4, 3, stride=2), (torch.ones(1, 3, 8, 8),))
+    trace = record_call(nn.Conv2d(3, 4, 3, stride=2), (torch.ones(1, 3, 8, 8),))
     signature = next(item for item in trace.signatures if item.packet == "aten::convolution")
     arguments = dict(zip(signature.names, signature.inputs, strict=True))
     assert arguments["stride"] == (2, 2) and arguments["groups"] == 1 and arguments["transposed"] is False
     assert arguments["weight"].shape == (4, 3, 3, 3)
-    whole = record(nn.Conv2d(3, 4, 3), (torch.ones(1, 3, 8, 8),), stops_at=StopsAt(frozenset({"aten::conv2d"})))
+    whole = record_call(nn.Conv2d(3, 4, 3), (torch.ones(1, 3, 8, 8),), stops_at=StopsAt(frozenset({"aten::conv2d"})))
     assert [len(item.inputs) for item in whole.signatures] == [7]
 
 
 def test_a_shared_module_has_its_first_name():
-    assert owners(record(Shared(), (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"first": 2}
+    assert owners(record_call(Shared(), (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"first": 2}
 
 
 def test_recursive_calls_stack_up_and_unwind():
-    trace = record(Recursive(), (torch.ones(1, 4),), stops_at=LINEAR)
+    trace = record_call(Recursive(), (torch.ones(1, 4),), stops_at=LINEAR)
     scopes = [trace.scope_of(event.stack) for event in trace.events if event.kind == "op"]
     assert scopes == [("", "fc"), ("", "", "fc"), ("", "", "", "fc")]
 
 
 def test_a_direct_forward_belongs_to_the_caller():
-    assert owners(record(Direct(), (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"": 1, "gate": 1}
+    assert owners(record_call(Direct(), (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"": 1, "gate": 1}
 
 
 def test_scopes_unwind_when_a_module_raises_and_the_model_catches():
-    trace = record(Catches(), (torch.ones(1, 4),), stops_at=LINEAR)
+    trace = record_call(Catches(), (torch.ones(1, 4),), stops_at=LINEAR)
     assert seen(trace) == [("bad", "aten::relu"), ("", "aten::tanh"), ("fc", "aten::linear")]
     raised = {trace.regions[trace.region_signatures[e.item].region].name for e in trace.events if e.raised}
     assert raised == {"bad", "deep.0", "deep"}
 
 
 def test_enter_and_exit_events_nest():
-    trace = record(Shared(), (torch.ones(1, 4),))
+    trace = record_call(Shared(), (torch.ones(1, 4),))
     depth, deepest = 0, 0
     for event in trace.events:
         depth += {"enter": 1, "exit": -1}.get(event.kind, 0)
@@ -142,7 +142,7 @@ def test_storages_are_named_freed_and_shared_by_views():
             del y
             return z.sum()
 
-    trace = record(Net(), (torch.ones(2, 4),), stops_at=LINEAR)
+    trace = record_call(Net(), (torch.ones(2, 4),), stops_at=LINEAR)
     origins = {storage.name or storage.origin for storage in trace.storages}
     assert {"fc.weight", "fc.bias", "input", "op"} <= origins
     ops = {trace.signatures[event.item].packet: event for event in trace.events if event.kind == "op"}
@@ -153,7 +153,7 @@ def test_storages_are_named_freed_and_shared_by_views():
 
 
 def test_data_parallel_is_looked_through():
-    trace = record(nn.DataParallel(nn.Sequential(nn.Linear(4, 4))), (torch.ones(1, 4),), stops_at=LINEAR)
+    trace = record_call(nn.DataParallel(nn.Sequential(nn.Linear(4, 4))), (torch.ones(1, 4),), stops_at=LINEAR)
     assert owners(trace, "aten::linear") == {"module.0": 1}
     assert trace.scope_of(1) == ("",)
 
@@ -163,7 +163,7 @@ def test_distributed_data_parallel_is_looked_through(tmp_path):
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
-        trace = record(model, (torch.ones(1, 4),), stops_at=LINEAR)
+        trace = record_call(model, (torch.ones(1, 4),), stops_at=LINEAR)
     finally:
         torch.distributed.destroy_process_group()
     assert seen(trace) == [("module.0", "aten::linear")]
@@ -172,7 +172,7 @@ def test_distributed_data_parallel_is_looked_through(tmp_path):
 def test_compiled_models_have_the_names_of_the_model():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     for model in (torch.compile(inner, backend="eager"), nn.Sequential(torch.compile(inner, backend="eager"))):
-        trace = record(model, (torch.ones(1, 4),), stops_at=LINEAR)
+        trace = record_call(model, (torch.ones(1, 4),), stops_at=LINEAR)
         assert not any("_orig_mod" in name for name in trace.modules.places)
         prefix = "0." if "0.1" in trace.modules.places else ""
         assert seen(trace) == [(prefix + "0", "aten::linear"), (prefix + "1", "aten::relu")]
@@ -180,20 +180,20 @@ def test_compiled_models_have_the_names_of_the_model():
 
 def test_a_script_module_is_one_leaf_scope_whose_ops_are_counted():
     script = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    assert owners(record(script, (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"": 1}
-    trace = record(nn.Sequential(script, nn.Tanh()), (torch.ones(1, 4),), stops_at=LINEAR)
+    assert owners(record_call(script, (torch.ones(1, 4),), stops_at=LINEAR), "aten::linear") == {"": 1}
+    trace = record_call(nn.Sequential(script, nn.Tanh()), (torch.ones(1, 4),), stops_at=LINEAR)
     assert seen(trace) == [("0", "aten::linear"), ("0", "aten::relu"), ("1", "aten::tanh")]
 
 
 def test_ops_that_a_script_runs_out_of_sight_are_named():
     convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     script = torch.jit.optimize_for_inference(torch.jit.script(convolution))
-    ops = owners(record(nn.Sequential(script), (torch.ones(1, 3, 8, 8),)), "prim::mkldnn_convolution")
+    ops = owners(record_call(nn.Sequential(script), (torch.ones(1, 3, 8, 8),)), "prim::mkldnn_convolution")
     assert ops == {"0": 1}
 
 
 def test_a_plain_function_can_be_recorded():
-    trace = record(lambda x: torch.relu(x) + 1, (torch.ones(3),))
+    trace = record_call(lambda x: torch.relu(x) + 1, (torch.ones(3),))
     assert seen(trace) == [("", "aten::relu"), ("", "aten::add")]
 
 
@@ -203,9 +203,9 @@ def test_fused_attention_is_seen_as_its_slow_path_whatever_the_grad_mode(mask):
     model = nn.TransformerEncoder(layer, 2).eval()
     kwargs = {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])} if mask else {}
     x = torch.ones(2, 5, 16)
-    with_grad = record(model, (x,), kwargs, stops_at=LINEAR)
+    with_grad = record_call(model, (x,), kwargs, stops_at=LINEAR)
     with torch.no_grad():
-        without = record(model, (x,), kwargs, stops_at=LINEAR)
+        without = record_call(model, (x,), kwargs, stops_at=LINEAR)
     assert seen(with_grad) == seen(without)
     assert owners(without, "aten::linear")["layers.1.self_attn"] == 2
     assert owners(without, "aten::linear")["layers.1.linear2"] == 1
@@ -225,7 +225,7 @@ def test_a_model_that_uses_autograd_runs_in_the_core_vocabulary():
                 return torch.autograd.grad(self.fc(x).sum(), x)[0]
 
     x = torch.ones(2, 3)
-    trace = record(Potential(), (x,), stops_at=LINEAR)
+    trace = record_call(Potential(), (x,), stops_at=LINEAR)
     assert trace.about["vocabulary"] == "core"
     assert ("fc", "aten::addmm") in seen(trace)
     assert "backward" in {event.phase for event in trace.events}
@@ -244,7 +244,7 @@ def test_both_vocabularies_can_stand_in_one_trace():
             torch.autograd.grad(y.sum(), y)
             return y
 
-    ops = {op for _, op in seen(record(Island(), (torch.ones(2, 3),), stops_at=LINEAR))}
+    ops = {op for _, op in seen(record_call(Island(), (torch.ones(2, 3),), stops_at=LINEAR))}
     assert {"aten::linear", "aten::addmm"} <= ops
 
 
@@ -259,7 +259,7 @@ def test_autograd_functions_are_regions_also_through_an_apply_held_since_import(
             return grad
 
     held = Swish.apply
-    trace = record(lambda x: held(x) + Swish.apply(x), (torch.ones(3),))
+    trace = record_call(lambda x: held(x) + Swish.apply(x), (torch.ones(3),))
     functions = [e for e in trace.events if e.kind == "enter" and trace.regions[e.item] == ("function", "Swish")]
     assert len(functions) == 2
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
@@ -273,7 +273,7 @@ def test_custom_and_functional_ops_are_seen():
     def model(x):
         return twice(x).sum() + torch.func.vmap(torch.sin)(x).sum() + torch.func.jacrev(torch.cos)(x).sum()
 
-    ops = {op for _, op in seen(record(model, (torch.ones(3),)))}
+    ops = {op for _, op in seen(record_call(model, (torch.ones(3),)))}
     assert {"fvflops_test::twice", "aten::sin", "aten::cos"} <= ops
 
 
@@ -285,20 +285,20 @@ def test_higher_order_ops_are_seen():
     from torch.nn.attention.flex_attention import flex_attention
 
     q = torch.ones(1, 2, 128, 16)
-    ops = {op for _, op in seen(record(lambda q: flex_attention(q, q, q), (q,)))}
+    ops = {op for _, op in seen(record_call(lambda q: flex_attention(q, q, q), (q,)))}
     assert any(op.startswith("higher_order::flex_attention") for op in ops)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4), (1, 4)])
 def test_empty_tensors_are_recorded(shape):
-    trace = record(nn.Linear(4, 2), (torch.full(shape, float("nan")),), stops_at=LINEAR)
+    trace = record_call(nn.Linear(4, 2), (torch.full(shape, float("nan")),), stops_at=LINEAR)
     assert trace.signatures[0].outputs[0].shape == (*shape[:-1], 2)
 
 
 def test_a_model_without_parameters_and_one_with_ten_thousand_modules():
-    assert seen(record(nn.Identity(), (torch.ones(1),))) == []
+    assert seen(record_call(nn.Identity(), (torch.ones(1),))) == []
     many = nn.Sequential(*(nn.ReLU() for _ in range(10_000)))
-    assert len(seen(record(many, (torch.ones(1),)))) == 10_000
+    assert len(seen(record_call(many, (torch.ones(1),)))) == 10_000
 
 
 def test_inputs_of_every_kind_reach_the_model():
@@ -313,7 +313,7 @@ def test_inputs_of_every_kind_reach_the_model():
             return Output(pair.a + pair.b * scale + nested["x"][0])
 
     one = torch.ones(2)
-    trace = record(Net(), (Pair(one, one),), {"scale": 2, "nested": {"x": [one]}})
+    trace = record_call(Net(), (Pair(one, one),), {"scale": 2, "nested": {"x": [one]}})
     region = trace.region_signatures[-1]
     assert len(region.inputs) == 3 and len(region.outputs) == 1
 
@@ -321,7 +321,7 @@ def test_inputs_of_every_kind_reach_the_model():
 def test_a_model_on_meta_runs_on_meta():
     with torch.device("meta"):
         model = nn.Linear(4, 2)
-    trace = record(model, (torch.ones(1, 4),), stops_at=LINEAR, execution="real")
+    trace = record_call(model, (torch.ones(1, 4),), stops_at=LINEAR, execution="real")
     assert trace.signatures[0].outputs[0].device == "meta"
 
 
@@ -331,12 +331,12 @@ def test_a_tensor_on_the_wrong_device_is_named():
             return super().forward(x) + y[torch.zeros(1, dtype=torch.int64)].cpu()
 
     with pytest.raises((RuntimeError, NotImplementedError), match="argument 1 is on meta; the model is on cpu"):
-        record(Mixes(4, 2), (torch.ones(1, 4), torch.ones(1, 2, device="meta")), execution="real")
+        record_call(Mixes(4, 2), (torch.ones(1, 4), torch.ones(1, 2, device="meta")), execution="real")
 
 
 def test_a_lazy_module_says_what_to_do():
     with pytest.raises(ValueError, match="run the model once"):
-        record(nn.LazyLinear(3), (torch.ones(1, 2),))
+        record_call(nn.LazyLinear(3), (torch.ones(1, 2),))
 
 
 def test_two_threads_do_not_see_each_other():
@@ -345,7 +345,7 @@ def test_two_threads_do_not_see_each_other():
 
     def analyse() -> None:
         for _ in range(20):
-            traces.append(record(model, (torch.ones(3, 4),), stops_at=LINEAR))
+            traces.append(record_call(model, (torch.ones(3, 4),), stops_at=LINEAR))
 
     def run() -> None:
         for _ in range(50):
@@ -371,10 +371,10 @@ def test_a_recording_inside_a_recorded_model(execution):
             self.fc = inner
 
         def forward(self, x):
-            traces.append(record(inner, (x,), stops_at=LINEAR, execution=execution))
+            traces.append(record_call(inner, (x,), stops_at=LINEAR, execution=execution))
             return self.fc(x)
 
-    outer = record(Outer(), (torch.ones(1, 4),), stops_at=LINEAR, execution=execution)
+    outer = record_call(Outer(), (torch.ones(1, 4),), stops_at=LINEAR, execution=execution)
     assert seen(traces[0]) == [("", "aten::linear")]
     assert traces[0].about["execution"] == execution
     # A real inner recording runs the module too, and the outer one sees that; by shapes nothing runs.
@@ -390,12 +390,12 @@ def test_the_users_exception_comes_out_unwrapped():
         raise Own("mine")
 
     with pytest.raises(Own, match=r"^mine$"):
-        record(model, (torch.ones(1),))
+        record_call(model, (torch.ones(1),))
 
 
 def test_the_trace_survives_json_and_aggregation():
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    trace = record(model, (torch.ones(2, 5, 16),))
+    trace = record_call(model, (torch.ones(2, 5, 16),))
     assert Trace.from_json(trace.to_json()) == trace
     aggregated = trace.aggregate()
     assert Trace.from_json(aggregated.to_json()) == aggregated
@@ -404,14 +404,14 @@ def test_the_trace_survives_json_and_aggregation():
 
 def test_merged_traces_add_up():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    small, large = (record(model, (torch.ones(rows, 4),), stops_at=LINEAR) for rows in (1, 2))
+    small, large = (record_call(model, (torch.ones(rows, 4),), stops_at=LINEAR) for rows in (1, 2))
     merged = Trace.merge([small, large, small])
     shapes = {merged.signatures[key[0]].outputs[0].shape: count for key, count in merged.calls.items()
               if merged.signatures[key[0]].packet == "aten::linear"}  # fmt: skip
     assert shapes == {(1, 4): 2, (2, 4): 1}
     assert sum(merged.calls.values()) == 6
     with pytest.raises(TraceError, match="one model"):
-        Trace.merge([small, record(nn.Linear(4, 4), (torch.ones(1, 4),), stops_at=LINEAR)])
+        Trace.merge([small, record_call(nn.Linear(4, 4), (torch.ones(1, 4),), stops_at=LINEAR)])
 
 
 @pytest.mark.parametrize(
@@ -426,13 +426,13 @@ def test_merged_traces_add_up():
     ],
 )
 def test_a_damaged_trace_is_refused(damage, message):
-    text = record(nn.Linear(4, 4), (torch.ones(1, 4),)).to_json()
+    text = record_call(nn.Linear(4, 4), (torch.ones(1, 4),)).to_json()
     with pytest.raises(TraceError, match=message):
         Trace.from_json(damage(text))
 
 
 def test_dropout_and_softmax_are_recorded_in_training_too():
-    trace = record(nn.Sequential(nn.Dropout(), nn.Softmax(-1)).train(), (torch.ones(2, 2),))
+    trace = record_call(nn.Sequential(nn.Dropout(), nn.Softmax(-1)).train(), (torch.ones(2, 2),))
     assert {("0", "aten::native_dropout"), ("1", "aten::_softmax")} <= set(seen(trace))
 
 
@@ -477,7 +477,7 @@ class Owned(nn.Module):
 def test_a_backward_op_belongs_to_the_module_whose_forward_op_made_its_node(execution):
     table = load_table("default")
     inputs = (torch.randn(2, 3, 4),)
-    trace = record(Owned(), inputs, {}, loss=lambda y: y.sum(), stops_at=table.stops_at, execution=execution)
+    trace = record_call(Owned(), inputs, {}, loss=lambda y: y.sum(), stops_at=table.stops_at, execution=execution)
     macs: dict[str, Counter] = defaultdict(Counter)
     for entry in FlopCountAnalysis.from_trace(trace, table=table).counts().entries:
         macs[entry.scope[-1] if entry.scope else ""][entry.phase] += entry.macs

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 
 TABLES = ["default", "exact"]
 META = torch.device("meta")
@@ -116,7 +116,7 @@ def test_a_backward_pass_is_two_forward_passes(name, table):
     _, forward = parts(layer, layer.sizes, table)
     inputs = tuple(torch.randn(item.shape, requires_grad=True) for item in layer.make(**layer.sizes))
     loaded = load_table(table)
-    trace = record(layer.function, inputs, {}, loss=lambda result: result.sum(), stops_at=loaded.stops_at)
+    trace = record_call(layer.function, inputs, {}, loss=lambda result: result.sum(), stops_at=loaded.stops_at)
     entries = FlopCountAnalysis.from_trace(trace, table=loaded).counts().entries
     macs = {phase: sum(entry.macs for entry in entries if entry.phase == phase) for phase in ("forward", "backward")}
     assert macs["forward"] == forward

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 
 
 class Touchy(nn.Module):
@@ -102,9 +102,9 @@ def test_nothing_differs(raises, training):
     before = state_of(model), settings(), generators()
     if raises:
         with pytest.raises(ZeroDivisionError, match="in the middle"):
-            record(model, (x,))
+            record_call(model, (x,))
     else:
-        record(model, (x,))
+        record_call(model, (x,))
     after = state_of(model), settings(), generators()
     for part_before, part_after in zip(before, after, strict=True):
         assert part_before == part_after
@@ -125,7 +125,7 @@ def test_the_comparison_sees_each_change():
 def test_inputs_that_are_written_to_are_restored_through_every_view():
     base = torch.arange(6.0)
     view = base[2:4]
-    record(lambda tensor: tensor.mul_(10), (view,))
+    record_call(lambda tensor: tensor.mul_(10), (view,))
     assert base.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -141,10 +141,10 @@ def test_gradients_that_the_model_makes_are_taken_back():
             return y
 
     model = Backward()
-    record(model, (torch.ones(1, 2),))
+    record_call(model, (torch.ones(1, 2),))
     assert model.fc.weight.grad is None
     model.fc.weight.grad = torch.full((2, 2), 5.0)
-    record(model, (torch.ones(1, 2),))
+    record_call(model, (torch.ones(1, 2),))
     assert model.fc.weight.grad.tolist() == [[5, 5], [5, 5]]
 
 
@@ -156,7 +156,7 @@ def test_a_raising_fused_layer_leaves_no_function_mode():
     model = Broken(8, 2, batch_first=True).eval()
     before = settings()
     with pytest.raises(ZeroDivisionError):
-        record(model, (torch.ones(1, 3, 8),))
+        record_call(model, (torch.ones(1, 3, 8),))
     assert settings() == before
 
 
@@ -176,7 +176,7 @@ def test_inputs_and_what_they_hold_are_as_before():
             return x * 2
 
     x, cache, queue = torch.ones(1, 1), Cache(), {"items": [torch.ones(1)]}
-    record(Net(), (x, queue, cache))
+    record_call(Net(), (x, queue, cache))
     assert not x.requires_grad and x.grad is None
     assert list(queue) == ["items"] and len(queue["items"]) == 1
     assert cache.layers[0].shape == (1, 3) and vars(cache).keys() == {"layers", "length"} and cache.length == 3
@@ -197,7 +197,7 @@ def test_a_second_attempt_sees_the_inputs_of_the_first():
                 torch.autograd.grad(t * 2, t)
             return y
 
-    trace = record(Pops(), ([torch.ones(1, 4), torch.ones(1, 4)],))
+    trace = record_call(Pops(), ([torch.ones(1, 4), torch.ones(1, 4)],))
     assert sum(trace.signatures[key[0]].op == "aten::addmm" for key in trace.calls) >= 1
     assert sum(n for key, n in trace.calls.items() if trace.signatures[key[0]].op == "aten::addmm") == 2
 
@@ -208,7 +208,7 @@ def test_an_iterator_is_not_consumed_twice():
         return torch.autograd.grad(y.sum(), y)
 
     with pytest.raises(RuntimeError, match="does not require grad"):
-        record(model, (iter([torch.ones(1, requires_grad=True)]),))
+        record_call(model, (iter([torch.ones(1, requires_grad=True)]),))
 
 
 def test_hooks_containers_shapes_and_generators_of_the_model_are_as_before():
@@ -234,7 +234,7 @@ def test_hooks_containers_shapes_and_generators_of_the_model_are_as_before():
 
     model = Net()
     state = model.generator.get_state()
-    record(model, (torch.ones(1, 4),))
+    record_call(model, (torch.ones(1, 4),))
     assert model.nested == {"deep": [[1]]} and not model.keyed
     assert torch.equal(model.generator.get_state(), state)
     assert len(model._forward_pre_hooks) == 1 and not model.fc._forward_hooks
@@ -255,7 +255,7 @@ def test_a_bound_method_leaves_its_module_as_before():
 
     model = Net()
     before = model.fc.weight.clone()
-    trace = record(model.encode, (torch.ones(1, 4),))
+    trace = record_call(model.encode, (torch.ones(1, 4),))
     assert torch.equal(model.fc.weight, before) and not hasattr(model, "cache")
     assert [trace.scope_of(key[1]) for key in trace.calls if trace.signatures[key[0]].op == "aten::addmm"] == [
         ("", "fc")
@@ -269,7 +269,7 @@ def test_an_interrupt_leaves_no_function_mode():
 
     before = settings()
     with pytest.raises(KeyboardInterrupt):
-        record(Interrupted(8, 2, batch_first=True).eval(), (torch.ones(1, 3, 8),))
+        record_call(Interrupted(8, 2, batch_first=True).eval(), (torch.ones(1, 3, 8),))
     assert settings() == before
 
 
@@ -277,7 +277,7 @@ def test_a_training_step_under_autocast_works_after_a_recording_in_it():
     model = nn.Linear(8, 4)
     x = torch.ones(2, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        record(model, (x,))
+        record_call(model, (x,))
         model(x).float().sum().backward()
     assert model.weight.grad is not None
 
@@ -289,10 +289,10 @@ def test_compiled_code_is_still_compiled_after_a_recording():
     block = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend=counter, fullgraph=True)
     model = nn.Sequential(block, nn.Linear(8, 2))
     x = torch.ones(2, 8)
-    record(model, (x,))
+    record_call(model, (x,))
     model(x)
     assert counter.frame_count == 1
-    record(model, (x,))
+    record_call(model, (x,))
     model(x)
     assert counter.frame_count == 1
 
@@ -305,7 +305,7 @@ def test_gradients_of_what_a_function_closes_over_are_as_before(execution, befor
         for parameter in inner.parameters():
             parameter.grad = torch.full_like(parameter, before)
     kept = [parameter.grad for parameter in inner.parameters()]
-    record(lambda x: inner(x), (torch.ones(2, 4),), {}, loss=lambda y: y.sum(), execution=execution)
+    record_call(lambda x: inner(x), (torch.ones(2, 4),), {}, loss=lambda y: y.sum(), execution=execution)
     for parameter, gradient in zip(inner.parameters(), kept, strict=True):
         assert parameter.grad is gradient
         assert gradient is None or bool((gradient == before).all())

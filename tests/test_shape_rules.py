@@ -15,7 +15,7 @@ from fvflops import load_table
 from fvflops.analysis.examples import NotHere, bind_example, overloads_of
 from fvflops.capture import real_tensors
 from fvflops.capture.memo import clear_memo
-from fvflops.capture.record import ExecutionError, record
+from fvflops.capture.record import ExecutionError, record_call
 from fvflops.capture.rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.formulas.example import Example
@@ -509,7 +509,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, 
 
     torch.manual_seed(0)
     options.setdefault("stops_at", STOPS)
-    trace = record(model, args, kwargs, execution=execution, quiet=True, **options)
+    trace = record_call(model, args, kwargs, execution=execution, quiet=True, **options)
     return calls(trace), results[-1]
 
 

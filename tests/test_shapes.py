@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.capture.memo import clear_memo, outcomes
-from fvflops.capture.record import ExecutionError, record
+from fvflops.capture.record import ExecutionError, record_call
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.signature import tensors_of
 from fvflops.formulas import load_table
@@ -158,8 +158,8 @@ def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] =
     """Run a case by shapes and for real, compare, and return the trace of the run by shapes."""
     model, args, kwargs = case
     loss = add_up if backward else None
-    shapes = record(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
-    real = record(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    shapes = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
     assert (shapes.about["execution"], real.about["execution"]) == ("shapes", "real")
     assert_same(shapes, real, other_ways=other_ways)
     if backward:
@@ -203,9 +203,9 @@ def test_a_model_of_the_zoo_costs_the_same_on_meta(zoo_case: Case, backward: boo
     model, args, kwargs = zoo_case
     assert isinstance(model, nn.Module)
     loss = add_up if backward else None
-    here = record(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    here = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     # There is nothing real to fall back to, so that "auto" is enough here.
-    there = record(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
+    there = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
     assert there.about["execution"] == "shapes" and there.about["device"] == "cpu"
     assert not any(spec.device == "meta" for item in there.signatures for spec in tensors_in(item.inputs))
     assert_same(there, here)
@@ -675,8 +675,8 @@ def test_a_small_model_costs_the_same_on_meta(name: str, backward: bool):
     loss = add_up if backward else None
     model, args, kwargs = CASES[name]()
     assert isinstance(model, nn.Module)
-    real = record(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
-    shapes = record(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    shapes = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     assert_same(shapes, real)
 
 
@@ -686,14 +686,14 @@ def test_a_model_that_was_built_on_meta_costs_what_it_costs_elsewhere(name: str)
         model = MODELS[name]()[0].eval()
     real, args = build_case(name)
     for loss in (None, add_up):
-        there = record(model, args, stops_at=PRICER.stops_at, loss=loss)
-        assert_same(there, record(real, args, stops_at=PRICER.stops_at, execution="real", loss=loss))
+        there = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
+        assert_same(there, record_call(real, args, stops_at=PRICER.stops_at, execution="real", loss=loss))
 
 
 def test_inputs_on_meta_serve_a_model_with_weights():
     model, args = build_case("torchvision:resnet18")
-    here = record(model, args, stops_at=PRICER.stops_at, execution="shapes")
-    there = record(model, tuple(tensor.to("meta") for tensor in args), stops_at=PRICER.stops_at)
+    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    there = record_call(model, tuple(tensor.to("meta") for tensor in args), stops_at=PRICER.stops_at)
     assert there.about["execution"] == "shapes"
     assert_same(there, here)
 
@@ -702,7 +702,7 @@ def test_forward_mode_derivatives_cost_the_same():
     """A derivative that is known to be zero is not computed in a real run: the additions of it, which are free."""
     for derive in (torch.func.jacfwd(torch.sin), lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]):
         shapes, real = (
-            record(*after_linear(derive)[:2], stops_at=PRICER.stops_at, execution=execution)
+            record_call(*after_linear(derive)[:2], stops_at=PRICER.stops_at, execution=execution)
             for execution in ("shapes", "real")
         )
         assert totals_of(shapes) == totals_of(real)
@@ -713,7 +713,7 @@ def test_an_op_that_changes_its_argument_shows_what_went_in_and_what_came_out():
         return (x + 1).transpose_(0, 1)
 
     for execution in ("shapes", "real"):
-        trace = record(transpose, (torch.ones(2, 3),), execution=execution)
+        trace = record_call(transpose, (torch.ones(2, 3),), execution=execution)
         (signature,) = (item for item in trace.signatures if item.packet == "aten::transpose_")
         assert (text_of(signature.inputs[0]), text_of(signature.outputs[0])) == (
             "float32[2, 3]@cpu",
@@ -726,7 +726,7 @@ def test_an_op_that_changes_its_argument_shows_what_went_in_and_what_came_out():
 
 def test_the_comparison_sees_each_difference():
     def run(model: nn.Module, x: torch.Tensor, **options: Any) -> Trace:
-        return record(model, (x,), stops_at=PRICER.stops_at, **options)
+        return record_call(model, (x,), stops_at=PRICER.stops_at, **options)
 
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
     base = run(model, x, execution="shapes")
@@ -822,19 +822,19 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 def test_a_model_that_needs_a_number_is_run_for_real_once_and_says_so(name: str, log: pytest.LogCaptureFixture):
     question, words = QUESTIONS[name]
     model, x = asking(question), torch.randn(2, 4)
-    trace = record(model, (x,), stops_at=PRICER.stops_at)
+    trace = record_call(model, (x,), stops_at=PRICER.stops_at)
     assert trace.about["execution"] == "real"
     (line,) = logged(log)
     assert any(word in line for word in words.split("|")), line
     assert "'1'" in line and "\n" not in line
-    assert trace == record(model, (x,), stops_at=PRICER.stops_at, execution="real")
+    assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_by_shapes_alone_such_a_model_is_refused_in_words(name: str, log: pytest.LogCaptureFixture):
     question, words = QUESTIONS[name]
     with pytest.raises(ExecutionError) as caught:
-        record(asking(question), (torch.randn(2, 4),), execution="shapes")
+        record_call(asking(question), (torch.randn(2, 4),), execution="shapes")
     message = str(caught.value)
     assert any(word in message for word in words.split("|")), message
     assert "'1'" in message and 'execution="auto"' in message
@@ -846,7 +846,7 @@ def test_by_shapes_alone_such_a_model_is_refused_in_words(name: str, log: pytest
 def test_without_weights_the_message_says_what_to_do(name: str, execution: str):
     question, words = QUESTIONS[name]
     with pytest.raises(ExecutionError) as caught:
-        record(on_meta(asking(question)), (torch.randn(2, 4),), execution=execution)
+        record_call(on_meta(asking(question)), (torch.randn(2, 4),), execution=execution)
     message = str(caught.value)
     assert any(word in message for word in words.split("|")), message
     assert "'1'" in message and "real weights" in message
@@ -879,7 +879,7 @@ def test_the_way_taken_is_the_one_that_the_numbers_say():
     with torch.no_grad():
         model.gate.weight.zero_()
         model.gate.bias.fill_(3)
-    trace = record(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
+    trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
     assert totals_of(trace)["body"] == Counter({"linear": 3 * 16})
 
 
@@ -902,12 +902,12 @@ def test_a_model_that_swallows_the_error_is_run_for_real_all_the_same(name: str,
             return x
 
     model, x = Careful(), torch.randn(2, 4)
-    trace = record(model, (x,), stops_at=PRICER.stops_at)
+    trace = record_call(model, (x,), stops_at=PRICER.stops_at)
     assert trace.about["execution"] == "real"
     assert len(logged(log)) == 1
-    assert trace == record(model, (x,), stops_at=PRICER.stops_at, execution="real")
+    assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
     with pytest.raises(ExecutionError):
-        record(model, (x,), execution="shapes")
+        record_call(model, (x,), execution="shapes")
 
 
 KNOWN: dict[str, Callable[..., Any]] = {
@@ -942,10 +942,10 @@ def test_numbers_that_the_caller_gave_are_there(name: str, loss: Any, log: pytes
 
     model = Applied(forward, fc=nn.Linear(4, 4), answer=KNOWN[name])
     args = torch.randn(2, 4), torch.tensor([[3, 1, 2]]), MASK
-    trace = record(model, args, stops_at=PRICER.stops_at, loss=loss)
+    trace = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
     assert trace.about["execution"] == "shapes"
     assert logged(log) == []
-    real = record(model, args, stops_at=PRICER.stops_at, loss=loss, execution="real")
+    real = record_call(model, args, stops_at=PRICER.stops_at, loss=loss, execution="real")
     assert_same(trace, real)
 
 
@@ -974,7 +974,7 @@ def test_numbers_that_the_run_was_to_change_are_there_no_more():
     )
     for look in looks:
         model = Counting(look)
-        trace = record(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
+        trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
         assert totals_of(trace)[""] == Counter({"linear": 3 * 16})
         assert model.steps.tolist() == [0]
 
@@ -993,7 +993,7 @@ def test_numbers_in_small_integer_buffers_are_kept_up_to_date():
             return x
 
     model = Counting()
-    trace = record(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at, execution="shapes")
     assert totals_of(trace)[""] == Counter({"linear": 2 * 16})
     assert model.steps.item() == 0
 
@@ -1028,18 +1028,18 @@ def _raise_own_error(x: torch.Tensor) -> None:
 def test_the_models_own_errors_come_out_as_they_are(model: nn.Module, loss: Any, log: pytest.LogCaptureFixture):
     x = torch.randn(2, 4)
     with pytest.raises(Exception) as real:
-        record(model, (x,), execution="real", loss=loss)
+        record_call(model, (x,), execution="real", loss=loss)
     with pytest.raises(Exception) as auto:
-        record(model, (x,), loss=loss)
+        record_call(model, (x,), loss=loss)
     assert (auto.type, str(auto.value)) == (real.type, str(real.value))
     assert logged(log) == []
     with pytest.raises(Exception) as shapes:
-        record(model, (x,), execution="shapes", loss=loss)
+        record_call(model, (x,), execution="shapes", loss=loss)
     assert not isinstance(shapes.value, ExecutionError)
 
 
 def test_an_execution_that_does_not_exist_is_refused():
-    for make in (record, FlopCountAnalysis):
+    for make in (record_call, FlopCountAnalysis):
         with pytest.raises(ValueError, match="auto, shapes, real, not 'fast'"):
             make(nn.Identity(), (torch.ones(1),), execution="fast")
 
@@ -1062,10 +1062,10 @@ def test_activations_take_no_memory(name: str, training: bool, loss: Any):
     model, args = build_case(name)
     model.train(training)
     model(*args)  # what torch allocates once in a process is no activation
-    real = count_bytes(lambda: record(model, args, execution="real", loss=loss))
+    real = count_bytes(lambda: record_call(model, args, execution="real", loss=loss))
     assert real > 1_000_000  # the count sees them
     # What is left: the state of the random generators, and position ids.
-    assert count_bytes(lambda: record(model, args, execution="shapes", loss=loss)) < 100_000
+    assert count_bytes(lambda: record_call(model, args, execution="shapes", loss=loss)) < 100_000
 
 
 def test_a_batch_that_fits_no_machine_is_no_matter():
@@ -1092,7 +1092,7 @@ def test_masks_that_fit_no_machine_are_no_matter():
 def test_weights_that_fit_no_machine_are_no_matter():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1 << 20, 1 << 21), nn.ReLU(), nn.Linear(1 << 21, 1))
-    trace = record(model, (torch.zeros(1).expand(3, 1 << 20),), stops_at=PRICER.stops_at, loss=add_up)
+    trace = record_call(model, (torch.zeros(1).expand(3, 1 << 20),), stops_at=PRICER.stops_at, loss=add_up)
     assert sum(totals_of(trace)["0"].values()) >= 3 << 41
 
 
@@ -1106,24 +1106,24 @@ def test_weights_that_fit_no_machine_are_no_matter():
 )  # fmt: skip
 def test_a_machine_without_cuda_shows_what_cuda_would_run(name: str):
     model, args = build_case(name)
-    here = record(model, args, stops_at=PRICER.stops_at, execution="shapes")
-    there = record(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
+    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    there = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
     assert there.about["device"] == "cuda:0"
     devices = Counter(spec.device for item in there.signatures for spec in tensors_in((item.inputs, item.outputs)))
     assert devices.keys() == {"cuda:0"}
     assert totals_of(there) == totals_of(here)
     with pytest.raises(ValueError, match="not for 'meta'"):
-        record(model, args, device="meta")
+        record_call(model, args, device="meta")
 
 
 def test_the_device_is_that_of_the_inputs():
     with torch.device("meta"):
         model = nn.Linear(4, 4)
-    assert record(model, (torch.ones(1, 4),)).about["device"] == "cpu"
-    assert record(model, (torch.ones(1, 4, device="meta"),)).about["device"] == "cpu"
+    assert record_call(model, (torch.ones(1, 4),)).about["device"] == "cpu"
+    assert record_call(model, (torch.ones(1, 4, device="meta"),)).about["device"] == "cpu"
     asked: list[Any] = []
     spy = Applied(lambda self, x: asked.append(self.fc(x).device) or self.fc(x), fc=model)
-    record(spy, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
+    record_call(spy, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
     assert asked == [torch.device("cuda:1")]
 
 
@@ -1177,22 +1177,24 @@ def test_a_rank_counts_its_own_part(eight_ranks: Any, on_meta: bool, loss: Any):
     # DTensor works out once in a process how to split a call of some shape, by running it: the first analysis is the
     # one that could differ, so that each of these tests has a shape of its own.
     x = torch.randn(2, 6 + 2 * on_meta + (loss is None), 32)
-    whole = record(Block(), (x,), stops_at=PRICER.stops_at, loss=loss)
+    whole = record_call(Block(), (x,), stops_at=PRICER.stops_at, loss=loss)
     with torch.device("meta" if on_meta else "cpu"):
         model = spread(Block(), eight_ranks)
-    first, second = (record(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="shapes") for _ in range(2))
+    first, second = (
+        record_call(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="shapes") for _ in range(2)
+    )
     assert totals_of(first) == totals_of(second)
     assert count(first, PRICER, "flops").total() * 8 == count(whole, PRICER, "flops").total()
     ops = {item.packet for item in first.signatures}
     assert any("all_reduce" in op for op in ops)
     if not on_meta:
-        real = record(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="real")
+        real = record_call(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="real")
         assert totals_of(real) == totals_of(first)
 
 
 def test_a_rank_counts_its_own_part_in_a_real_run_too(eight_ranks: Any):
     model, x = spread(Block(), eight_ranks), torch.randn(3, 7, 32)
-    first, second = (record(model, (x,), stops_at=PRICER.stops_at, execution="real") for _ in range(2))
+    first, second = (record_call(model, (x,), stops_at=PRICER.stops_at, execution="real") for _ in range(2))
     assert totals_of(first) == totals_of(second)
 
 
@@ -1204,14 +1206,14 @@ def test_a_rank_counts_its_own_part_in_a_real_run_too(eight_ranks: Any):
 def test_a_second_analysis_learns_nothing_new(name: str, backward: bool):
     model, args = build_case(name)
     loss = add_up if backward else None
-    first = record(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    first = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     known = outcomes()
-    second = record(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    second = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     assert outcomes() == known > 0
     assert second == first
     clear_memo()
     assert outcomes() == 0
-    assert_same(record(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
+    assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
 
 
 VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any]]] = {
@@ -1257,8 +1259,8 @@ def test_calls_that_look_alike_are_not_taken_for_each_other(name: str):
                 seen.append([(t.dtype, t.shape, t.stride()) for t in tensors_of(out)])
                 return out
 
-            shapes = record(watched, (x,), stops_at=PRICER.stops_at, execution="shapes")
-            real = record(watched, (x,), stops_at=PRICER.stops_at, execution="real")
+            shapes = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="shapes")
+            real = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="real")
             assert_same(shapes, real)
             # Signatures hold no strides, so that these are looked at where the model sees them.
             assert seen[0] == seen[1]
@@ -1266,10 +1268,10 @@ def test_calls_that_look_alike_are_not_taken_for_each_other(name: str):
 
 def test_another_input_is_another_result():
     model = nn.Linear(4, 3)
-    small = record(model, (torch.ones(2, 4),), stops_at=PRICER.stops_at, execution="shapes")
-    large = record(model, (torch.ones(5, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    small = record_call(model, (torch.ones(2, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    large = record_call(model, (torch.ones(5, 4),), stops_at=PRICER.stops_at, execution="shapes")
     assert (totals_of(small)[""]["linear"], totals_of(large)[""]["linear"]) == (24, 60)
-    double = record(model.double(), (torch.ones(2, 4).double(),), stops_at=PRICER.stops_at, execution="shapes")
+    double = record_call(model.double(), (torch.ones(2, 4).double(),), stops_at=PRICER.stops_at, execution="shapes")
     assert text_of(double.signatures[0].outputs[0]) == "float64[2, 3]@cpu"
 
 
@@ -1278,7 +1280,7 @@ def test_a_strange_stride_is_kept():
     strange = torch.randn(4, 3, 8, 8).permute(2, 0, 3, 1)
     model = Applied(lambda self, x: seen.append((x + 1).stride()) or torch.relu(x))
     for execution in ("shapes", "real"):
-        record(model, (strange,), execution=execution)
+        record_call(model, (strange,), execution=execution)
     assert seen[0] == seen[1]
 
 
@@ -1290,7 +1292,7 @@ def test_nothing_is_unknown_that_a_real_run_knows():
     model, args = build_case("zoo:gpt2")
     statuses = [
         {status: +Counter(ops) for status, ops in count(trace, PRICER, "flops").ledger().items()}
-        for trace in (record(model, args, stops_at=PRICER.stops_at, execution=item) for item in ("shapes", "real"))
+        for trace in (record_call(model, args, stops_at=PRICER.stops_at, execution=item) for item in ("shapes", "real"))
     ]
     assert statuses[0] == statuses[1] and statuses[0][Status.COUNTED]
 
@@ -1300,13 +1302,13 @@ def test_nothing_is_unknown_that_a_real_run_knows():
 
 def test_two_analyses_at_once_do_not_see_each_other():
     cases = [build_case(name) for name in ("torchvision:resnet18", "zoo:llama_tiny")]
-    expected = [record(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
+    expected = [record_call(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
     clear_memo()
     traces: list[list[Trace]] = [[], []]
 
     def analyse(index: int) -> None:
         for _ in range(3):
-            traces[index].append(record(*cases[index], stops_at=PRICER.stops_at, execution="shapes"))
+            traces[index].append(record_call(*cases[index], stops_at=PRICER.stops_at, execution="shapes"))
 
     threads = [threading.Thread(target=analyse, args=(index,)) for index in (0, 1)]
     for thread in threads:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops.capture.record import ExecutionError, record
+from fvflops.capture.record import ExecutionError, record_call
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import tensors_of
 from fvflops.trace import Trace
@@ -214,7 +214,7 @@ class Touchy(nn.Module):
 def test_a_model_is_as_before(execution: str, loss: Loss, training: bool):
     model, x = Touchy().train(training), torch.randn(5, 4)
     with Untouched(model, x):
-        assert record(model, (x,), execution=execution, loss=loss).about["execution"] == "shapes"
+        assert record_call(model, (x,), execution=execution, loss=loss).about["execution"] == "shapes"
 
 
 @EXECUTIONS
@@ -223,7 +223,7 @@ def test_a_model_is_as_before(execution: str, loss: Loss, training: bool):
 def test_a_model_is_as_before_when_it_raises(execution: str, loss: Loss, training: bool):
     model, x = Touchy(raises=True).train(training), torch.randn(5, 4)
     with Untouched(model, x), pytest.raises(ZeroDivisionError, match="in the middle"):
-        record(model, (x,), execution=execution, loss=loss)
+        record_call(model, (x,), execution=execution, loss=loss)
 
 
 @LOSSES
@@ -231,16 +231,16 @@ def test_a_model_is_as_before_when_it_raises(execution: str, loss: Loss, trainin
 def test_a_model_is_as_before_when_it_needs_a_number(loss: Loss, training: bool):
     model, x = Touchy(asks=True).train(training), torch.randn(5, 4)
     with Untouched(model, x):
-        assert record(model, (x,), loss=loss).about["execution"] == "real"
+        assert record_call(model, (x,), loss=loss).about["execution"] == "real"
     with Untouched(model, x), pytest.raises(ExecutionError):
-        record(model, (x,), loss=loss, execution="shapes")
+        record_call(model, (x,), loss=loss, execution="shapes")
 
 
 @LOSSES
 def test_a_model_on_meta_is_as_before(loss: Loss):
     model, x = Touchy(on_meta=True).to("meta"), torch.randn(5, 4)
     with Untouched(model, x):
-        record(model, (x,), loss=loss)
+        record_call(model, (x,), loss=loss)
 
 
 def test_the_check_sees_each_change():
@@ -294,7 +294,7 @@ def test_the_search_finds_shape_tensors_wherever_they_are():
 def record_one() -> torch.Tensor:
     """Return a shape tensor that outlived its run."""
     kept: list[torch.Tensor] = []
-    record(lambda x: kept.append(x * 2), (torch.ones(2),), execution="shapes")
+    record_call(lambda x: kept.append(x * 2), (torch.ones(2),), execution="shapes")
     (tensor,) = kept
     assert type(tensor) is ShapeTensor
     return tensor
@@ -323,7 +323,7 @@ def test_gradients_are_as_before(has_gradients: bool, on_meta: bool):
     x = torch.randn(3, 4, requires_grad=True)
     x.grad = torch.ones(3, 4)
     with Untouched(model, x):
-        trace = record(model, (x,), execution="shapes", loss=add_up)
+        trace = record_call(model, (x,), execution="shapes", loss=add_up)
     assert any(phase == "backward" for _, _, phase in trace.calls)
 
 
@@ -343,7 +343,7 @@ def test_frozen_parameters_and_training_flags_are_as_before():
     model, x = Thaws(), torch.randn(2, 4)
     for loss in (None, add_up):
         with Untouched(model, x):
-            record(model, (x,), execution="shapes", loss=loss)
+            record_call(model, (x,), execution="shapes", loss=loss)
 
 
 # ---- inputs and caches
@@ -371,9 +371,9 @@ def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
     cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2}
     model = Attends()
     with Untouched(model, x, cache):
-        record(model, (x, cache), execution=execution, loss=loss)
+        record_call(model, (x, cache), execution=execution, loss=loss)
     with Untouched(model, x, cache):
-        record(model, (x,), {"cache": cache}, execution="real", loss=loss)
+        record_call(model, (x,), {"cache": cache}, execution="real", loss=loss)
 
 
 @LOSSES
@@ -393,7 +393,7 @@ def test_a_cache_of_transformers_is_as_before(loss: Loss, static: bool):
     logits = None if loss is None else lambda out: out.logits.sum()
     with Untouched(model, cache, ids):
         traces = [
-            record(model, (ids,), options, execution=execution, loss=logits)
+            record_call(model, (ids,), options, execution=execution, loss=logits)
             for execution in ("shapes", "shapes", "real")
         ]
     assert cache.get_seq_length() == 5
@@ -413,8 +413,8 @@ def test_views_of_one_storage_are_as_before():
         return first.sum() + second.sum()
 
     with Untouched(base, views):
-        record(model, (views[0], views[1]), execution="shapes")
-        record(model, (views[2], views[3]), execution="auto")
+        record_call(model, (views[0], views[1]), execution="shapes")
+        record_call(model, (views[2], views[3]), execution="auto")
 
 
 def test_integers_that_are_computed_on_the_way_are_as_before():
@@ -432,7 +432,7 @@ def test_integers_that_are_computed_on_the_way_are_as_before():
         return ids.float() * mask
 
     with Untouched(ids, mask):
-        assert record(model, (ids, mask), execution="shapes").about["execution"] == "shapes"
+        assert record_call(model, (ids, mask), execution="shapes").about["execution"] == "shapes"
 
 
 # ---- the next run
@@ -456,7 +456,7 @@ def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss,
 
     before = run()
     restore = {key: value.clone() for key, value in model.state_dict().items()} if training else None
-    record(model, args, execution="shapes", loss=loss)
+    record_call(model, args, execution="shapes", loss=loss)
     if restore is not None:
         assert all(torch.equal(value, restore[key]) for key, value in model.state_dict().items())
     else:
@@ -486,12 +486,12 @@ def test_a_module_that_caches_what_it_computed_computes_it_anew():
             return x * self.table + self.tables[x.shape[0]]
 
     model, x = Rotary(), torch.randn(3, 4)
-    traces = [record(model, (x,), execution="shapes") for _ in range(2)]
+    traces = [record_call(model, (x,), execution="shapes") for _ in range(2)]
     assert traces[0] == traces[1] and model.table is None and not model.tables
     out = model(x)
     assert type(out) is torch.Tensor
     assert torch.equal(out, x * torch.arange(3.0)[:, None] + x.cos())
-    assert record(model, (x,), execution="shapes").about["execution"] == "shapes"
+    assert record_call(model, (x,), execution="shapes").about["execution"] == "shapes"
 
 
 # ---- recordings inside recordings, and beside each other
@@ -522,16 +522,16 @@ def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss)
         def forward(self, x: torch.Tensor, *, analyses: bool) -> torch.Tensor:
             y = self.layer(x)
             if analyses:
-                traces.append(record(layer, (x,), execution=inner))
+                traces.append(record_call(layer, (x,), execution=inner))
                 if not (outer != "real" and inner == "real"):
-                    traces.append(record(layer, (y,), execution=inner))
+                    traces.append(record_call(layer, (y,), execution=inner))
             return self.layer(y)
 
     model, x = Analyses(), torch.randn(3, 4)
-    alone = record(layer, (x,), execution="shapes")
-    plain = record(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
+    alone = record_call(layer, (x,), execution="shapes")
+    plain = record_call(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
     with Untouched(model, x):
-        trace = record(model, (x,), {"analyses": True}, execution=outer, loss=loss)
+        trace = record_call(model, (x,), {"analyses": True}, execution=outer, loss=loss)
     assert traces and all(calls_of(item) == calls_of(alone) for item in traces)
     if inner != "real" and outer != "real":
         # Inside a shape run there is nothing to run for real, and inside another by shapes nothing runs.
@@ -589,7 +589,7 @@ def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: st
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: calls.append("global"))
     try:
         with Untouched(model, x):
-            trace = record(model, (x,), execution=execution, loss=loss)
+            trace = record_call(model, (x,), execution=execution, loss=loss)
     finally:
         handle.remove()
     assert trace.about["execution"] == execution
@@ -614,7 +614,7 @@ def test_threads_that_record_and_one_that_trains_do_not_meet(loss: Loss):
     """Recordings take turns; a bare run of another model beside them is neither seen nor disturbed."""
     models = [nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)) for width in (3, 5)]
     x = torch.randn(6, 4)
-    expected = [calls_of(record(model, (x,), execution="shapes", loss=loss)) for model in models]
+    expected = [calls_of(record_call(model, (x,), execution="shapes", loss=loss)) for model in models]
     seen: list[list[Counter[Any]]] = [[], []]
     problems: list[BaseException] = []
     bystander = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -624,7 +624,7 @@ def test_threads_that_record_and_one_that_trains_do_not_meet(loss: Loss):
     def analyse(index: int) -> None:
         try:
             for _ in range(10):
-                seen[index].append(calls_of(record(models[index], (x,), execution="shapes", loss=loss)))
+                seen[index].append(calls_of(record_call(models[index], (x,), execution="shapes", loss=loss)))
         except BaseException as error:
             problems.append(error)
 
@@ -658,7 +658,7 @@ def test_nothing_keeps_a_model_alive_after_its_recording():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     x = torch.randn(2, 4)
     for loss in (None, add_up):
-        trace = record(model, (x,), execution="shapes", loss=loss)
+        trace = record_call(model, (x,), execution="shapes", loss=loss)
     references = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(x)]
     del model, x
     gc.collect()

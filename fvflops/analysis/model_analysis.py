@@ -15,7 +15,7 @@ from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.reading import read_modules
-from fvflops.capture.record import EXECUTIONS, Model, record
+from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
@@ -252,7 +252,7 @@ class ModelAnalysis:
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        self._trace = record(
+        self._trace = record_call(
             self._model,
             args,
             kwargs,

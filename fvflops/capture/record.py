@@ -57,7 +57,7 @@ class ExecutionError(RuntimeError):
     """A model that cannot be run by shapes alone, and may not or cannot be run for real."""
 
 
-def record(
+def record_call(
     model: Model,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
@@ -87,7 +87,7 @@ def record(
     silences Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules'
     attributes, the inputs and the random generators are as before. Recordings in several threads take turns.
 
-    >>> record(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
+    >>> record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
     'aten::linear'
     """
     if execution not in EXECUTIONS:

@@ -99,9 +99,9 @@ class Trace:
     `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete` is False
     where the run raised. Merged traces share one module tree.
 
-    >>> from fvflops import record
+    >>> from fvflops import record_call
     >>> import torch
-    >>> trace = record(torch.relu, (torch.ones(2),))
+    >>> trace = record_call(torch.relu, (torch.ones(2),))
     >>> [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
     ['aten::relu']
     >>> Trace.from_json(trace.to_json()) == trace

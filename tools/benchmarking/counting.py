@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.capture.memo import clear_memo
-from fvflops.capture.record import record
+from fvflops.capture.record import record_call
 from fvflops.metrics import TablePricer
 
 __all__ = ["clear_memo", "count", "count_macs", "count_really"]
@@ -37,5 +37,5 @@ def _analyse(model: nn.Module, value: torch.Tensor, loss: Loss | None) -> FlopCo
     if loss is None:
         return FlopCountAnalysis(model, value)
     stops_at = TablePricer(load_table("default"), "flops").stops_at
-    trace = record(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
+    trace = record_call(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
     return FlopCountAnalysis.from_trace(trace)
