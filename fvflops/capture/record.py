@@ -87,7 +87,8 @@ def record_call(
     silences Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules'
     attributes, the inputs and the random generators are as before. Recordings in several threads take turns.
 
-    >>> record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"}))).signatures[0].op
+    >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
+    >>> trace.signatures[0].op
     'aten::linear'
     """
     if execution not in EXECUTIONS:
