@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ActivationCountAnalysis,
         FlopCountAnalysis,
         ModelAnalysis,
+        TrainingStepAnalysis,
         activation_count,
         compare,
         flop_count,
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
         flop_count_table,
         parameter_count,
         parameter_count_table,
+        record,
+        schedule,
         summarise,
     )
     from fvflops.capture.record import record_call
@@ -39,6 +42,7 @@ _HOMES = {
     "StopsAt": "fvflops.trace",
     "Summary": "fvflops.trace",
     "Trace": "fvflops.trace",
+    "TrainingStepAnalysis": "fvflops.analysis",
     "activation_count": "fvflops.analysis",
     "compare": "fvflops.analysis",
     "flop_count": "fvflops.analysis",
@@ -47,8 +51,10 @@ _HOMES = {
     "load_table": "fvflops.formulas",
     "parameter_count": "fvflops.analysis",
     "parameter_count_table": "fvflops.analysis",
+    "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
+    "schedule": "fvflops.analysis",
     "summarise": "fvflops.analysis",
 }
 _ALIASES = {"JitModelAnalysis": "ModelAnalysis"}
@@ -65,6 +71,7 @@ __all__ = [
     "StopsAt",
     "Summary",
     "Trace",
+    "TrainingStepAnalysis",
     "activation_count",
     "compare",
     "flop_count",
@@ -73,8 +80,10 @@ __all__ = [
     "load_table",
     "parameter_count",
     "parameter_count_table",
+    "record",
     "record_call",
     "register_formula",
+    "schedule",
     "summarise",
 ]
 

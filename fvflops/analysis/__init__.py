@@ -9,12 +9,16 @@ from fvflops.analysis.model_counts import (
     flop_count,
     parameter_count,
 )
+from fvflops.analysis.recording import record
+from fvflops.analysis.schedules import schedule
 from fvflops.analysis.text import flop_count_str, flop_count_table, parameter_count_table, summarise
+from fvflops.analysis.training_step import TrainingStepAnalysis
 
 __all__ = [
     "ActivationCountAnalysis",
     "FlopCountAnalysis",
     "ModelAnalysis",
+    "TrainingStepAnalysis",
     "activation_count",
     "compare",
     "flop_count",
@@ -22,5 +26,7 @@ __all__ = [
     "flop_count_table",
     "parameter_count",
     "parameter_count_table",
+    "record",
+    "schedule",
     "summarise",
 ]

@@ -107,12 +107,23 @@ class ModelAnalysis:
         return {name: Counter(counts) for name, counts in self._table_of_counts().items()}
 
     def by_phase(self) -> dict[str, Counter[str]]:
-        """Return phase → operator label → count over the whole model; a forward run has the phase "forward" alone."""
+        """Return phase → operator label → count over the whole model; a forward run has the phase "forward" alone.
+
+        The others are "recompute", "backward" and "optimizer".
+        """
         return self.counts().by_phase()
 
     def by_module_and_phase(self) -> dict[str, Counter[str]]:
         """Return module name → phase → count, for every module of the model."""
         return self.counts().by_module_and_phase(self._ancestors)
+
+    def by_parameter_group(self) -> dict[str, Counter[str]]:
+        """Return parameter group → operator label → count, of the optimizers' steps that were recorded."""
+        return self.counts().by_parameter_group()
+
+    def by_dtype(self) -> Counter[str]:
+        """Return dtype → count over the whole model; an op computes in the dtype of what it reads."""
+        return self.counts().by_dtype()
 
     def unsupported_ops(self, module_name: str = "") -> Counter[str]:
         """Return op → calls of a module that its count leaves out: omitted by the convention, or unknown."""
@@ -251,8 +262,20 @@ class ModelAnalysis:
             raise TraceError(
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
+        self._trace = self._record()
+        self._modules = self._trace.modules
+        return self._trace
+
+    def counts(self) -> Counts:
+        """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
+        if self._counts is None:
+            self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
+            self._warn(self._counts)
+        return self._counts
+
+    def _record(self) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        self._trace = record_call(
+        return record_call(
             self._model,
             args,
             kwargs,
@@ -263,15 +286,6 @@ class ModelAnalysis:
             weigh=self._weigh,
             quiet=self._tracer_warnings == "none",
         )
-        self._modules = self._trace.modules
-        return self._trace
-
-    def counts(self) -> Counts:
-        """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
-        if self._counts is None:
-            self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
-            self._warn(self._counts)
-        return self._counts
 
     def _weigh(self, signature: Signature) -> int:
         return sum(amount.value for amount in self._pricer().price_op(signature))

@@ -48,8 +48,8 @@ class FlopCountAnalysis(_TableAnalysis):
 
     _metric = "flops"
 
-    def macs(self, module_name: str = "") -> int:
-        """Return the multiply-adds of a module, whatever the convention makes of one.
+    def macs(self, module_name: str = "", *, phase: str | None = None) -> int:
+        """Return the multiply-adds of a module, in one phase or in all, whatever the convention makes of one.
 
         >>> import torch
         >>> flops = FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table="exact")
@@ -57,7 +57,11 @@ class FlopCountAnalysis(_TableAnalysis):
         (24, 56)
         """
         name, counts = self.canonical_module_name(module_name), self.counts()
-        return sum(entry.macs for entry in counts.entries if name in counts.of_scope(entry.scope, self._ancestors))
+        return sum(
+            entry.macs
+            for entry in counts.entries
+            if phase in (None, entry.phase) and name in counts.of_scope(entry.scope, self._ancestors)
+        )
 
 
 class ActivationCountAnalysis(_TableAnalysis):

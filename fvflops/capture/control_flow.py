@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,12 +15,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.block_mask import BLOCK_MASKS, count_mask
+from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.signature import OpSchema, tensors_of
 
 _DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
 # The function in torch, where it has one, that compiles what it is given and calls it.
 _COMPILES = "_hop_compile_and_call"
+_COMPILED = Patch(higher_order, _COMPILES) if hasattr(higher_order, _COMPILES) else None
+_CALLS = Patch(HigherOrderOperator, "__call__")
 _TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
@@ -70,35 +73,37 @@ def open_control_flow(recorder: Recorder, mode: Mode) -> Iterator[None]:
     any other; that torch's own backward runs a branch or a body forward again is not counted. An op at which the
     recorder stops is left to torch, except that a kernel in Triton has its own name in any case.
     """
-    original = HigherOrderOperator.__call__
+    with ExitStack() as stack:
+        stack.enter_context(_CALLS.wrapped(partial(_run_inside, recorder, mode)))
+        if _COMPILED is not None:
+            stack.enter_context(_COMPILED.wrapped(partial(_run_uncompiled, recorder)))
+        yield
 
+
+def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
         flow = Flow(op, partial(original, op), recorder, mode)
         run, opens = _TOLD.get(op.name()), False
         if run is None and flow.name not in recorder.stops_at:
             run, opens = _OPENED.get(op.name()), True
-        if run is None or not recorder.own_thread() or _is_traced():
+        if run is None or not recorder.is_here() or _is_traced():
             return flow.original(*args, **kwargs)
         if opens:
             recorder.decompose(flow.name)
         return run(flow, *args, **kwargs)
 
-    def run_uncompiled(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Call what `torch.cond` and the like hand to torch.compile, which would compile the dispatch mode with it."""
-        if not recorder.own_thread():
+    return call
+
+
+def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Call what `torch.cond` and the like hand to torch.compile, which would compile the dispatch mode with it."""
+
+    def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+        if not recorder.is_here():
             return compiled(function, args, kwargs)
         return function(*args, **(kwargs or {}))
 
-    compiled: Any = getattr(higher_order, _COMPILES, None)
-    HigherOrderOperator.__call__ = call  # type: ignore[method-assign]
-    if compiled is not None:
-        setattr(higher_order, _COMPILES, run_uncompiled)
-    try:
-        yield
-    finally:
-        HigherOrderOperator.__call__ = original  # type: ignore[method-assign]
-        if compiled is not None:
-            setattr(higher_order, _COMPILES, compiled)
+    return call
 
 
 def _is_traced() -> bool:

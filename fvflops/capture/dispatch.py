@@ -28,6 +28,7 @@ class WrapperAware(TorchDispatchMode):
     """A dispatch mode that leaves wrappers to themselves, and sees the ops inside."""
 
     supports_higher_order_operators = True
+    recorder: Recorder
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -53,11 +54,11 @@ def is_fake(types: Sequence[type]) -> bool:
 
 
 class RecordingMode(WrapperAware):
-    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log first."""
+    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log if there is one."""
 
-    def __init__(self, recorder: Recorder, undo_log: UndoLog) -> None:
+    def __init__(self, recorder: Recorder, undo_log: UndoLog | None = None) -> None:
         super().__init__()
-        self._recorder = recorder
+        self.recorder = recorder
         self._undo_log = undo_log
 
     def __torch_dispatch__(
@@ -73,14 +74,15 @@ class RecordingMode(WrapperAware):
         if is_fake(types):
             return func(*args, **kwargs)
         schema = known_schema(func)
-        if schema.composite and schema.name not in self._recorder.stops_at and _all_strided(args, kwargs):
-            self._recorder.decompose(schema.name)
+        if schema.composite and schema.name not in self.recorder.stops_at and _all_strided(args, kwargs):
+            self.recorder.decompose(schema.name)
             with self:
                 return func.decompose(*args, **kwargs)
-        self._undo_log.before(schema, args, kwargs, self._recorder.fresh)
+        if self._undo_log is not None:
+            self._undo_log.before(schema, args, kwargs, self.recorder.fresh)
         inputs = normalise(schema, args, kwargs)
         result = func(*args, **kwargs)
-        self._recorder.call(schema, inputs, args, kwargs, result)
+        self.recorder.call(schema, inputs, args, kwargs, result)
         return result
 
     def knows(self, tensors: list[Any]) -> bool:
@@ -93,11 +95,12 @@ class RecordingMode(WrapperAware):
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
         """Take down a call of what no mode sees into, which may write to all of its tensors, and make it."""
-        self._undo_log.before(schema, (), kwargs, self._recorder.fresh)
+        if self._undo_log is not None:
+            self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         with _disable_current_modes():
             run()
-        self._recorder.call(schema, inputs, (), kwargs, None)
+        self.recorder.call(schema, inputs, (), kwargs, None)
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch.autograd import function as autograd_function
 
+from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
 from fvflops.trace import Region
 
-_LOCK = threading.RLock()
-_RECORDERS: list[Recorder] = []
+# On the base class that `Function.apply` calls, so that an `apply` which a program took hold of when it was imported
+# (`swish = Swish.apply`) is seen too.
+_APPLY = Patch(autograd_function._SingleLevelFunction, "apply", classmethod)
 
 
 @contextmanager
 def function_regions(recorder: Recorder) -> Iterator[None]:
-    """Record each `Function.apply` of this thread as a region for as long as the context lasts.
-
-    The wrapper stands on the base class that `Function.apply` calls, so that an `apply` which a program took hold of
-    when it was imported (`swish = Swish.apply`) is seen too.
-    """
-    base: Any = autograd_function._SingleLevelFunction
-    with _LOCK:
-        _RECORDERS.append(recorder)
-        if len(_RECORDERS) == 1:
-            base.apply = classmethod(_apply)
-    try:
+    """Record each `Function.apply` that a recorder is to see as a region, for as long as the context lasts."""
+    with _APPLY.wrapped(partial(_around, recorder)):
         yield
-    finally:
-        with _LOCK:
-            _RECORDERS.remove(recorder)
-            if not _RECORDERS:
-                del base.apply
 
 
-def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    call = super(autograd_function._SingleLevelFunction, cls).apply  # type: ignore[misc]
-    recorder = next((item for item in reversed(_RECORDERS) if item.own_thread()), None)
-    if recorder is None:
-        return call(*args, **kwargs)
-    recorder.activate()
-    token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
-    try:
-        result = call(*args, **kwargs)
-    except BaseException as error:
-        recorder.leave(token, None, error)
-        raise
-    recorder.leave(token, result)
-    return result
+def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_here():
+            return original(cls, *args, **kwargs)
+        recorder.activate()
+        token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
+        try:
+            result = original(cls, *args, **kwargs)
+        except BaseException as error:
+            recorder.leave(token, None, error)
+            raise
+        recorder.leave(token, result)
+        return result
+
+    return apply

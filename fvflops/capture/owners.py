@@ -2,33 +2,73 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import torch
 
 
+class _Numbers:
+    """The numbers that one thread's counter gave: the next one, and number → stack and op, "" if it is not known."""
+
+    __slots__ = ("given", "next")
+
+    def __init__(self, next_number: int) -> None:
+        self.next = next_number
+        self.given: dict[int, tuple[int, str]] = {}
+
+
 class Owners:
     """Stacks by the sequence numbers of the nodes that were made under them.
 
-    Autograd numbers its nodes as it makes them, with a counter for each thread, and makes the node of an op before a
-    dispatch mode sees that op; only the node of a write through a view comes after it. So all numbers given since the
-    last look belong to the stack that is open now, and there is a look at each op and wherever the stack changes.
+    Autograd numbers its nodes as it makes them, and makes the node of an op before a dispatch mode sees that op; only
+    the node of a write through a view comes after it. So all numbers given since the last look belong to the stack that
+    is open now, and there is a look at each op and wherever the stack changes. Each thread has a counter of its own:
+    of several nodes with one number the one counts that the op's name fits, and then the one of the thread from which
+    the backward pass was called. `callers` are those threads, the innermost pass last.
     """
 
     def __init__(self) -> None:
-        self._stacks: dict[int, int] = {}
-        self._next = _next_number()
+        self.callers: list[int] = []
+        self._threads = {get_ident(): _Numbers(_next_number())}
 
-    def look(self, stack: int) -> None:
-        """Note that the nodes made since the last look were made under a stack."""
+    def look(self, stack: int, op: str = "") -> None:
+        """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
         number = _next_number()
-        if number != self._next:
-            self._stacks.update(dict.fromkeys(range(self._next, number), stack))
-            self._next = number
+        numbers = self._threads.get(get_ident())
+        if numbers is None:
+            # What this thread had counted before is not known, but an op's node is made just before the op is seen.
+            at_op = bool(op) and torch.is_grad_enabled() and number > 0
+            numbers = self._threads[get_ident()] = _Numbers(number - at_op)
+        if number != numbers.next:
+            numbers.given.update(dict.fromkeys(range(numbers.next, number - 1), (stack, "")))
+            numbers.given[number - 1] = stack, op
+            numbers.next = number
+
+    def forget(self) -> None:
+        """Leave the nodes that this thread made since the last look without an owner."""
+        self._threads.setdefault(get_ident(), _Numbers(0)).next = _next_number()
 
     def of(self, node: Any) -> int | None:
         """Return the stack under which a node was made, or None where no recording saw that."""
-        return self._stacks.get(node._sequence_nr())
+        number = node._sequence_nr()
+        found = {thread: numbers.given[number] for thread, numbers in self._threads.items() if number in numbers.given}
+        if len(found) > 1:
+            name = node.name()
+            found = {thread: given for thread, given in found.items() if _fits(given[1], name)} or found
+        if not found:
+            return None
+        caller = self.callers[-1] if self.callers else None
+        return found[caller][0] if caller in found else next(iter(found.values()))[0]
+
+
+def _fits(op: str, node: str) -> bool:
+    """Return whether an op can have made a node: `aten::add.Tensor` makes `AddBackward0`."""
+    made = node.rstrip("0123456789")
+    if not op or not made.endswith("Backward") or "::" in node:
+        return True
+    packet = op.partition("::")[2].partition(".")[0]
+    return made.removesuffix("Backward").lower() == packet.replace("_", "").lower()
 
 
 def _next_number() -> int:

@@ -95,6 +95,16 @@ class Reading:
         pairs = zip(self.keys, self.values, strict=True)
         return (dict(islice(pairs, size)) for size in self.sizes)
 
+    def homes(self) -> dict[int, str]:
+        """Return the modules that parameters and buffers stand in, by the tensors' ids; of a tied one the first."""
+        homes: dict[int, str] = {}
+        for module, path in self.names.items():
+            for tensors in (module._parameters, module._buffers):
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        homes.setdefault(id(tensor), path)
+        return homes
+
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
     """Return the module tree of a model, or of the module whose method it is; a function is a root without children.

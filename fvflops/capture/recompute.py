@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
+from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
+
+_HOOK: Any = checkpoint._recomputation_hook
+_MAKE_FRAME = Patch(checkpoint._CheckpointFrame, "__init__")
+_MAKE_HOOK = Patch(_HOOK, "__init__")
+_ENTER_HOOK = Patch(_HOOK, "__enter__")
+_LEAVE_HOOK = Patch(_HOOK, "__exit__")
+_GO_BACK = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
 
 
 @contextmanager
@@ -21,48 +29,60 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
     tensor is unpacked, so the hook for that is watched; with it, inside the backward of CheckpointFunction, of which
     only that node's own ops are the rerun, while the ops of the nodes made by it are a backward pass.
     """
-    frame: Any = checkpoint._CheckpointFrame
-    hook: Any = checkpoint._recomputation_hook
-    function: Any = checkpoint.CheckpointFunction
-    stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-    make_frame, make_hook, go_back = frame.__init__, hook.__init__, function.backward
+    called: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by frame
+    runs: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # by hook: where, and whence
 
-    def note_frame(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_frame(self, *args, **kwargs)
-        if recorder.own_thread():
-            stacks[self] = recorder.stack
+    def make_frame(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if recorder.is_here():
+                called[self] = recorder.here().stack
 
-    def note_hook(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
-        make_hook(self, frame, *args, **kwargs)
-        self._fvflops_stack = stacks.get(frame())
+        return init
 
-    def enter(self: Any) -> Any:
-        if self._fvflops_stack is not None and recorder.own_thread():
-            self._fvflops_before = recorder.begin_rerun(self._fvflops_stack)
-        return super(hook, self).__enter__()
+    def make_hook(original: Any) -> Any:
+        def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, frame, *args, **kwargs)
+            stack = called.get(frame())
+            if stack is not None:
+                runs[self] = stack, 0
 
-    def leave(self: Any, *error: Any) -> Any:
-        before = self.__dict__.pop("_fvflops_before", None)
-        if before is not None:
-            recorder.end_rerun(before)
-        return super(hook, self).__exit__(*error)
+        return init
 
-    def go_back_on_stack(ctx: Any, *gradients: Any) -> Any:
-        owner = recorder.owner_of(torch._C._current_autograd_node()) if recorder.own_thread() else None
-        if owner is None:
-            return go_back(ctx, *gradients)
-        before, recorder.stack = recorder.stack, owner
-        try:
-            return go_back(ctx, *gradients)
-        finally:
-            recorder.stack = before
+    def enter_hook(original: Any) -> Any:
+        def enter(self: Any) -> Any:
+            if self in runs and recorder.is_here():
+                runs[self] = runs[self][0], recorder.begin_rerun(runs[self][0])
+            return original(self)
 
-    frame.__init__, hook.__init__ = note_frame, note_hook
-    hook.__enter__, hook.__exit__ = enter, leave
-    function.backward = staticmethod(go_back_on_stack)
-    try:
+        return enter
+
+    def leave_hook(original: Any) -> Any:
+        def leave(self: Any, *error: Any) -> Any:
+            if self in runs and recorder.is_here():
+                recorder.end_rerun(runs[self][1])
+            return original(self, *error)
+
+        return leave
+
+    def go_back(original: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            owner = recorder.owner_of(torch._C._current_autograd_node()) if recorder.is_here() else None
+            if owner is None:
+                return original(ctx, *gradients)
+            strand = recorder.here()
+            before, strand.stack = strand.stack, owner
+            try:
+                return original(ctx, *gradients)
+            finally:
+                strand.stack = before
+
+        return backward
+
+    with ExitStack() as stack:
+        stack.enter_context(_MAKE_FRAME.wrapped(make_frame))
+        stack.enter_context(_MAKE_HOOK.wrapped(make_hook))
+        stack.enter_context(_ENTER_HOOK.wrapped(enter_hook))
+        stack.enter_context(_LEAVE_HOOK.wrapped(leave_hook))
+        stack.enter_context(_GO_BACK.wrapped(go_back))
         yield
-    finally:
-        frame.__init__, hook.__init__ = make_frame, make_hook
-        del hook.__enter__, hook.__exit__
-        function.backward = staticmethod(go_back)

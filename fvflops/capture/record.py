@@ -5,38 +5,33 @@ from __future__ import annotations
 import gc
 import logging
 import platform
-import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
-from fvflops.capture.control_flow import open_control_flow
-from fvflops.capture.dispatch import RecordingMode
-from fvflops.capture.functions import function_regions
+from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.model import describe_inputs, unwrap_compiled
+from fvflops.capture.passes import gradients_restored
 from fvflops.capture.reading import Reading
-from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import Snapshot, UndoLog, leaves_of
+from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
-from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
+from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.watching import eager, is_compiler_loaded, watch
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -94,18 +89,18 @@ def record_call(
     if execution not in EXECUTIONS:
         raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
     kwargs = {} if kwargs is None else dict(kwargs)
-    with _TURN, ExitStack() as stack:
+    with one_at_a_time(), unseen(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(_eager())
+        if is_compiler_loaded():
+            stack.enter_context(eager())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
         failure = ""
         if execution == "shapes" or (execution == "auto" and not once):
-            with _uncollected():
+            with uncollected():
                 outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh)
             if isinstance(outcome, Trace):
                 if "supposed" in outcome.about:
@@ -119,7 +114,26 @@ def record_call(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
+    """Let this thread have its turn: a run that leaves no trace must not meet another one on the same model."""
+    with _TURN:
+        yield
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Keep the recordings that go on around this one from taking down what it runs."""
+    outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WrapperAware)]
+    outer = [recorder for recorder in outer if recorder.pause()]
+    try:
+        yield
+    finally:
+        for recorder in outer:
+            recorder.resume()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
     """Keep Python's collector of cycles from looking again and again at a record that grows."""
     collects = gc.isenabled()
     gc.disable()
@@ -144,7 +158,7 @@ def _by_shapes(
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
     reading = Reading(model)
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
-    impersonated = _impersonated(device, homes)
+    impersonated = choose_device(device, homes)
     on_meta = any(home.type == "meta" for home in reading.devices)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
@@ -162,7 +176,7 @@ def _by_shapes(
             line = run.why_not(error)
             if may_fall_back:
                 return line
-            if not _wants_numbers(error if run.failure is None else run.failure[2]):
+            if not wants_numbers(error if run.failure is None else run.failure[2]):
                 raise
             what = "pass real weights" if on_meta else 'use execution="auto"'
             if run.failure is not None and rules.can_assume(run.failure[0]):
@@ -170,7 +184,7 @@ def _by_shapes(
             raise ExecutionError(f"{line}: {what}") from error
 
 
-def _wants_numbers(error: Exception) -> bool:
+def wants_numbers(error: Exception) -> bool:
     """Return whether an error comes of running by shapes: a number that is not there, or a shape rule."""
     said = ("data is not allocated yet", "no fake impl registered")
     return isinstance(error, (ValueNeeded, NotImplementedError)) or any(text in str(error) for text in said)
@@ -192,16 +206,16 @@ def _for_real(
     try:
         return _Run(model, reading, args, kwargs, stops_at, first, loss).for_real()
     except Exception as error:
-        vocabulary, eager = _another_way(error)
-        if once or (vocabulary == first and not eager):
+        vocabulary, uncompiled = _another_way(error)
+        if once or (vocabulary == first and not uncompiled):
             _say_which_input(error, model, args, kwargs)
             raise
-    if eager:
-        stack.enter_context(_eager())
+    if uncompiled:
+        stack.enter_context(eager())
     return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss).for_real()
 
 
-def _impersonated(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
+def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
     """Return the device that a shape run answers for: the one asked for, else the first real one, else the CPU."""
     if device is None:
         return next((home for home in homes if home.type != "meta"), torch.device("cpu"))
@@ -209,15 +223,6 @@ def _impersonated(device: str | torch.device | None, homes: Sequence[torch.devic
     if asked.type == "meta":
         raise ValueError("a shape run answers for a device that computes, such as 'cpu' or 'cuda', not for 'meta'")
     return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
-
-
-def _eager() -> AbstractContextManager[None]:
-    """Return a context in which compiled code runs eagerly.
-
-    Without it, torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to
-    run where a whole graph was asked for.
-    """
-    return torch.compiler.set_stance("force_eager")
 
 
 class _Run:
@@ -240,16 +245,24 @@ class _Run:
         self._vocabulary = vocabulary
         self._loss = loss
         self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh)
+        self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
         for columns in (self._held(), self._inputs()):
             self._recorder.know(*columns[2:])
         with self._restored() as undo_log:
-            with self._watched(RecordingMode(self._recorder, undo_log)):
+            with (
+                self._grad_mode(),
+                watch(
+                    self._recorder,
+                    self._reading,
+                    RecordingMode(self._recorder, undo_log),
+                    training=self._loss is not None,
+                ),
+            ):
                 self._call(self._args, self._kwargs)
             return self._trace("real")
 
@@ -261,20 +274,21 @@ class _Run:
             mode.reals.know(*self._inputs())
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
-                args, kwargs = self._stand_in(mode, device)
+                stand_ins = StandIns(mode)
+                stand_ins.put_into(self._reading)
+                args, kwargs = stand_ins.in_values((args, kwargs))
             try:
-                with self._watched(mode), nullcontext() if is_here(device) else OnThisMachine(device):
+                with (
+                    self._grad_mode(),
+                    watch(self._recorder, self._reading, mode, training=self._loss is not None),
+                    nullcontext() if is_here(device) else OnThisMachine(device),
+                ):
                     self._call(args, kwargs)
             finally:
                 mode.close()
             if self.failure is not None:  # the model caught it, and took another path than it would have
                 raise self.failure[2]
-            about = {"device": str(device)}
-            if rules.bounds:
-                about["bounds"] = ", ".join(sorted(rules.bounds))
-            if rules.supposed:
-                about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(rules.supposed.items()))
-            return self._trace("shapes", **about)
+            return self._trace("shapes", device=str(device), **rules.about())
 
     @property
     def failure(self) -> tuple[str, str, Exception] | None:
@@ -283,12 +297,10 @@ class _Run:
 
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""
-        if self.failure is not None:
-            op, module, cause = self.failure
-            return f"{op or 'a tensor'} in module {module!r} cannot be run by shapes ({_first_line(cause)})"
-        return f"module {self._recorder.where(error)!r} cannot be run by shapes ({_first_line(error)})"
+        return self._recorder.why_not(error)
 
     def _trace(self, execution: str, **more: str) -> Trace:
+        self._recorder.close()
         return self._recorder.trace(
             self._modules,
             {
@@ -300,6 +312,16 @@ class _Run:
                 **more,
             },
         )
+
+    @contextmanager
+    def _grad_mode(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._vocabulary == "composite":
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+            elif self._loss is not None:
+                stack.enter_context(torch.enable_grad())
+            yield
 
     def _held(self) -> Known:
         reading = self._reading
@@ -313,46 +335,6 @@ class _Run:
             (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
         ]
         return tensors, metadata, storages, rows
-
-    def _stand_in(self, mode: ShapeMode, device: torch.device) -> tuple[Any, Any]:
-        """Put shape tensors for the parameters and buffers on another device than the run's, and return such inputs.
-
-        Autograd wants a gradient on the device of what it belongs to. The snapshot puts the modules' tensors back.
-        """
-        twins: dict[int, torch.Tensor] = {}
-
-        def twin(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.device == device or tensor.layout is not torch.strided:
-                return tensor
-            if id(tensor) not in twins:
-                wraps = is_traceable_wrapper_subclass(tensor)
-                twins[id(tensor)] = _wrap_again(tensor, twin) if wraps else mode.stand_in(tensor)
-            return twins[id(tensor)]
-
-        for module in self._reading.names:
-            for tensors in (module._parameters, module._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        tensors[name] = twin(tensor)  # type: ignore[assignment]
-            if isinstance(module, nn.RNNBase):
-                module._flat_weights = [None if item is None else twin(item) for item in module._flat_weights]
-        return pytree.tree_map_only(torch.Tensor, twin, (self._args, self._kwargs))
-
-    @contextmanager
-    def _watched(self, mode: RecordingMode | ShapeMode) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(module_scopes(self._recorder, self._reading))
-            stack.enter_context(function_regions(self._recorder))
-            stack.enter_context(open_control_flow(self._recorder, mode))
-            if self._loss is not None:
-                stack.enter_context(recompute_phase(self._recorder))
-            if self._vocabulary == "composite":
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
-            elif self._loss is not None:
-                stack.enter_context(torch.enable_grad())
-            stack.enter_context(mode)
-            yield
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model = self._model
@@ -370,46 +352,25 @@ class _Run:
 
     def _go_back(self, result: Any) -> None:
         if self._loss is not None:
-            loss = self._loss(result)
-            # The snapshot knows the model's own; a function, or a module, may use others too.
-            self._gradients += [(leaf, leaf.grad) for leaf in leaves_of(loss)]
-            loss.backward()
+            self._loss(result).backward()
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
         snapshot = Snapshot(self._reading, (self._args, self._kwargs))
         undo_log = UndoLog()
-        try:
+        with ExitStack() as stack:
+            # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+            stack.callback(torch.clear_autocast_cache)
+            stack.callback(snapshot.restore)
+            if self._loss is not None:
+                # The snapshot knows the model's own; a function, or a module, may use others too.
+                stack.enter_context(gradients_restored())
+            stack.callback(undo_log.undo)
             yield undo_log
-        finally:
-            try:
-                undo_log.undo()
-            finally:
-                for leaf, gradient in self._gradients:
-                    leaf.grad = gradient
-                snapshot.restore()
-                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
-                torch.clear_autocast_cache()
-
-
-def _wrap_again(tensor: Any, twin: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return a wrapper (a DTensor, a quantised weight) like another, around other tensors."""
-    names, context = tensor.__tensor_flatten__()
-    held = {name: getattr(tensor, name) for name in names}
-    inner = {name: twin(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
-    again = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
-    again.requires_grad_(tensor.requires_grad)
-    again._is_param = isinstance(tensor, nn.Parameter)
-    return again
 
 
 def _shape_run_is_on() -> bool:
     return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _on_meta(reading: Reading) -> bool:

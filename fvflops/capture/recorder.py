@@ -11,10 +11,12 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
+from fvflops.capture.strand import Opened, Strand
 from fvflops.trace import (
     Event,
     ModuleTree,
@@ -32,29 +34,37 @@ from fvflops.trace.rows import Rows
 Result = TypeVar("Result")
 
 _NO_TENSORS: tuple[Value, ...] = ()
-# The node whose backward runs a checkpointed forward again.
+# The node whose backward runs a checkpointed forward again, and the one that adds to a leaf's gradient.
 _REENTRANT = "CheckpointFunctionBackward"
+_ACCUMULATES = "AccumulateGrad"
+# Owners that are no modules of the model.
+BEFORE = "<before recording>"
+OUTSIDE = "<outside the model>"
+
+_current_node = torch._C._current_autograd_node
 
 
-class Recorder:
+class Recorder(Strand):
     """The growing record of one run: interned regions, stacks, signatures and storages, and the events in order.
 
-    `fresh` maps the storages that the run itself made to their ids; what is not in it existed before. `stack` is the
-    stack that is open now. `backward` says that ops can run inside a backward pass. `events` and `storages` are the
-    rows of what the Trace will hold under these names, and `describe` makes the spec of a tensor. `failure` is the
-    first thing that the run could not do: the op's name, the module's, and the error. `weigh` says what a call counts
-    for where two things that might be done are compared.
+    It is the strand of the thread that it was made in, and has others for the threads of autograd. `fresh` maps the
+    storages that the run itself made to their ids; what is not in it existed before. `backward` says that ops can run
+    inside a backward pass. `events` and `storages` are the rows of what the Trace will hold under these names, and
+    `describe` makes the spec of a tensor. `failure` is the first thing that the run could not do: the op's name, the
+    module's, and the error. `weigh` says what a call counts for where two things that might be done are compared.
+    `homes` gives the modules of the model's parameters and buffers, by the tensors' ids.
     """
 
     def __init__(
         self, stops_at: StopsAt, *, backward: bool = True, weigh: Callable[[Signature], int] | None = None
     ) -> None:
+        super().__init__(0)
         self.stops_at = stops_at
         self._weigh = weigh
         self.thread = threading.get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
-        self.stack = 0
+        self.homes: dict[int, str] = {}
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
@@ -70,17 +80,46 @@ class Recorder:
         # Of each region the calls that it had: what went in, what came out, and the number of that signature.
         self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
-        self._open: list[tuple[int, int, tuple[Value, ...]]] = []
+        self._strands: dict[int, Strand] = {}
+        self._unpaused: list[tuple[Any, ...]] | None = None
         self.events: list[tuple[Any, ...]] = []
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         self._raised: tuple[BaseException | None, int] = (None, 0)
-        self._owners = Owners()
-        self._reruns = 0
+        self.owners = Owners()
 
-    def own_thread(self) -> bool:
-        """Return whether this is the thread that is being recorded."""
-        return self.recording and threading.get_ident() == self.thread
+    def is_here(self) -> bool:
+        """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
+        if threading.get_ident() == self.thread:
+            return self.recording
+        if not (self.recording and self.backward) or _current_node() is None:
+            return False
+        modes = _get_current_dispatch_mode_stack()
+        return any(getattr(mode, "recorder", None) is self for mode in modes)
+
+    def here(self) -> Strand:
+        """Return the strand of this thread."""
+        thread = threading.get_ident()
+        if thread == self.thread:
+            return self
+        strand = self._strands.get(thread)
+        if strand is None:
+            strand = self._strands[thread] = Strand(len(self._strands) + 1)
+        return strand
+
+    def pause(self) -> bool:
+        """Take nothing down until `resume`, and return whether that is new; entering and leaving is kept account of."""
+        if self._unpaused is not None:
+            return False
+        self._unpaused, self.events = self.events, []
+        return True
+
+    def resume(self) -> None:
+        """Take down what happens from now on; the nodes that autograd made meanwhile have no owner."""
+        if self._unpaused is not None:
+            ends = [event for event in self.events if event[0] == "free"]
+            self.events, self._unpaused = self._unpaused + ends, None
+            self.owners.forget()
 
     def region(self, region: Region) -> int:
         """Return the number of a region."""
@@ -88,34 +127,35 @@ class Recorder:
 
     def enter(self, region: int, values: Any) -> int:
         """Push a region and return the token that `leave` wants back; `values` are its arguments."""
-        stack = self.stack
-        opened = self._open
-        token = len(opened)
+        inputs: tuple[Value, ...]
         if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
-            opened.append((region, stack, values[0].metadata.alone))
+            inputs = values[0].metadata.alone
         else:
-            opened.append((region, stack, self._specs(values)))
+            inputs = self._specs(values)
         if self.backward:
-            self._owners.look(stack)
-            self.events.append(("enter", region, stack, self._phase(), self._thread_number()))
+            strand = self.here()
+            strand.drop_ended_steps()
+            base, phase = self._place(strand)
+            node = _current_node()
+            self.events.append(("enter", region, base, phase, strand.thread_number))
         else:
-            self.events.append(("enter", region, stack))
-        place = stack, region
-        inner = self._inner.get(place)
-        if inner is None:
-            inner = self._inner[place] = len(self._paths)
-            self._paths.append((*self._paths[stack], region))
-        self.stack = inner
+            strand, base, node = self, self.stack, None
+            self.events.append(("enter", region, base))
+        opened = strand.opened
+        token = len(opened)
+        opened.append(Opened(region, strand.stack, base, inputs, node))
+        strand.stack = self.inside(base, region)
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
-        region, outer, inputs = self._open[token]
-        del self._open[token:]
+        strand = self.here() if self.backward else self
+        region, outer, base, inputs, _ = strand.opened[token]
+        del strand.opened[token:]
         if self.backward:
-            self._owners.look(self.stack)
+            self.owners.look(strand.stack)
         if error is not None and error is not self._raised[0]:
-            self._raised = error, self.stack
+            self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:
             outputs = values.metadata.alone
@@ -130,17 +170,41 @@ class Recorder:
             number = len(self._region_signatures)
             self._region_signatures.append((region, inputs, outputs))
             calls.append((inputs, outputs, number))
-        self.stack = outer
+        strand.stack = outer
         if error is None and not self.backward:
-            self.events.append(("exit", number, outer, "forward"))
+            self.events.append(("exit", number, base, "forward"))
         else:
-            row = ("exit", number, outer, self._phase(), self._thread_number(), (), (), error is not None)
-            self.events.append(row)
+            phase = self._phase(strand)
+            self.events.append(("exit", number, base, phase, strand.thread_number, (), (), error is not None))
+
+    def inside(self, stack: int, region: int) -> int:
+        """Return the number of the stack that has one more region in it than another."""
+        place = stack, region
+        inner = self._inner.get(place)
+        if inner is None:
+            inner = self._inner[place] = len(self._paths)
+            self._paths.append((*self._paths[stack], region))
+        return inner
+
+    def stack_at(self, module: str) -> int:
+        """Return the stack of a module's own, as if each module that it stands in had been called."""
+        stack = self.inside(0, self.region(Region("module", "")))
+        parts = module.split(".") if module else []
+        for length in range(1, len(parts) + 1):
+            stack = self.inside(stack, self.region(Region("module", ".".join(parts[:length]))))
+        return stack
 
     def fail(self, op: str, error: Exception) -> None:
         """Note what a run could not do, unless it has failed before."""
         if self.failure is None:
             self.failure = op, self.where(), error
+
+    def why_not(self, error: Exception) -> str:
+        """Return in one line what a run by shapes could not do, and in which module."""
+        if self.failure is not None:
+            op, module, cause = self.failure
+            return f"{op or 'a tensor'} in module {module!r} cannot be run by shapes ({_first_line(cause)})"
+        return f"module {self.where(error)!r} cannot be run by shapes ({_first_line(error)})"
 
     def where(self, error: BaseException | None = None) -> str:
         """Return the name of the module that an error came from, or that runs now."""
@@ -151,36 +215,41 @@ class Recorder:
 
     def owner_of(self, node: Any) -> int | None:
         """Return the stack under which a node of autograd's graph was made, or None where it was not seen."""
-        return self._owners.of(node)
+        if type(node).__name__ == _ACCUMULATES:
+            home = self.homes.get(id(node.variable))
+            return 0 if home is None else self.stack_at(home)
+        return self.owners.of(node)
 
     def begin_rerun(self, stack: int) -> int:
         """Note that a checkpointed forward runs again, under a stack, and return what `end_rerun` wants back."""
-        self._reruns += 1
-        before, self.stack = self.stack, stack
+        strand = self.here()
+        strand.reruns += 1
+        before, strand.stack = strand.stack, stack
         return before
 
     def end_rerun(self, before: int) -> None:
         """Note that a checkpointed forward has been run again, as far as it was needed."""
-        self._owners.look(self.stack)
-        self._reruns -= 1
-        self.stack = before
+        strand = self.here()
+        self.owners.look(strand.stack)
+        strand.reruns -= 1
+        strand.stack = before
 
     def activate(self) -> None:
         """Note that something ran under the present stack that is no op."""
-        self._active.add(self.stack)
+        self._active.add(self.here().stack)
 
     def decompose(self, name: str) -> None:
         """Note that a composite op is looked into."""
         self._decomposed.add(name)
-        self._active.add(self.stack)
+        self._active.add(self._place(self.here())[0] if self.backward else self.stack)
 
     def call(
         self, schema: OpSchema, inputs: tuple[Value, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         """Take down one op call, after it ran; `inputs` are the normalised arguments as they were before."""
         signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-        reads = self._storages_of((*args, *kwargs.values()), "outside")
-        self.take_down(signature, reads, self._storages_of((result,), "op"))
+        reads = self.storages_of((*args, *kwargs.values()), "outside")
+        self.take_down(signature, reads, self.storages_of((result,), "op"))
 
     def call_unseen(self, op: str) -> None:
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
@@ -188,8 +257,11 @@ class Recorder:
 
     def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes."""
-        stack, phase = self._place()
-        self.events.append(("op", number, stack, phase, self._thread_number(), reads, writes))
+        strand = self.here()
+        stack, phase = self._place(strand, self._signatures[number].op)
+        if phase == "optimizer":
+            stack = strand.steps[-1].stack_of(reads)
+        self.events.append(("op", number, stack, phase, strand.thread_number, reads, writes))
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
@@ -253,20 +325,26 @@ class Recorder:
     def freed(self, index: int) -> None:
         """Take down that nothing refers to a storage any more."""
         if self.recording:
-            row = ("free", index, self.stack)
-            self.events.append((*row, self._phase(), self._thread_number()) if self.backward else row)
+            strand = self.here() if self.backward else self
+            row = ("free", index, strand.stack)
+            self.events.append((*row, self._phase(strand), strand.thread_number) if self.backward else row)
 
-    def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
-        """Return what was taken down, and take nothing more."""
+    def close(self) -> None:
+        """Take nothing more down."""
+        self.resume()
         self.recording = False
         self._watches.clear()
+
+    def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
+        """Return what was taken down so far."""
         calls: Counter[tuple[int, int, str]] = Counter()
         region_calls: Counter[tuple[int, int, str]] = Counter()
         calls.update([event[1:4] for event in self.events if event[0] == "op"])
         region_calls.update([event[1:4] for event in self.events if event[0] == "exit"])
         self._active.update([stack for _, stack, _ in calls])
+        outsiders = [name for name in (BEFORE, OUTSIDE) if Region("module", name) in self._regions]
         return Trace(
-            modules=modules,
+            modules=modules.including(outsiders) if outsiders else modules,
             regions=tuple(self._regions),
             stacks=tuple(self._paths),
             signatures=tuple(self._signatures),
@@ -286,38 +364,40 @@ class Recorder:
         """Return the specs of the tensors in nested values, in order."""
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
 
-    def _place(self) -> tuple[int, str]:
-        """Return the stack and the phase of an op that runs now; in a backward pass, those of what made its node."""
+    def _place(self, strand: Strand, op: str = "") -> tuple[int, str]:
+        """Return the stack and the phase of what runs now; in a backward pass, those of what made its node."""
+        node = _current_node()
+        phase = self._phase(strand)
+        stack = strand.stack
+        # What a module does that is called inside a backward pass is its own.
+        if phase == "backward" and not (strand.opened and strand.opened[-1].node is node):
+            owner = self.owner_of(node)
+            stack = self.stack_at(BEFORE) if owner is None else owner
+        if self.backward:
+            self.owners.look(stack, op)
+        return stack, phase
+
+    def _phase(self, strand: Strand) -> str:
         if not self.backward:
-            return self.stack, "forward"
-        node = torch._C._current_autograd_node()
-        phase = self._phase_of(node)
-        if phase != "backward":
-            self._owners.look(self.stack)
-            return self.stack, phase
-        owner = self._owners.of(node)
-        return self.stack if owner is None else owner, phase
-
-    def _phase(self) -> str:
-        return self._phase_of(torch._C._current_autograd_node()) if self.backward else "forward"
-
-    def _phase_of(self, node: Any) -> str:
+            return "forward"
+        if strand.steps:
+            return "optimizer"
+        node = _current_node()
         if node is None:
             return "forward"
-        return "recompute" if self._reruns or type(node).__name__ == _REENTRANT else "backward"
+        return "recompute" if strand.reruns or type(node).__name__ == _REENTRANT else "backward"
 
-    def _thread_number(self) -> int:
-        # Only autograd carries a dispatch mode into a thread of its own.
-        return 1 if self.backward and threading.get_ident() != self.thread else 0
-
-    def _storages_of(self, values: Any, origin: str) -> tuple[int, ...]:
+    def storages_of(self, values: Any, origin: str = "outside") -> tuple[int, ...]:
+        """Return the numbers of the storages of nested tensors, each once."""
         ids: dict[int, None] = {}
         for value in values:
-            if isinstance(value, torch.Tensor):
+            if type(value) is ShapeTensor:
+                ids[value.home.index] = None
+            elif isinstance(value, torch.Tensor):
                 if _has_storage(value):
                     ids[self.storage_of(value, origin)] = None
             elif isinstance(value, (list, tuple, dict)):
-                ids.update(dict.fromkeys(self._storages_of(tensors_of(value), origin)))
+                ids.update(dict.fromkeys(self.storages_of(tensors_of(value), origin)))
         return tuple(ids)
 
     def _storage(self, storage: torch.UntypedStorage, origin: str) -> int:
@@ -338,6 +418,11 @@ class Recorder:
             self.fresh.pop(key, None)
             self._watches.pop(index, None)
             self.freed(index)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _event(

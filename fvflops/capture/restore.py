@@ -104,6 +104,63 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
             yield from (arguments.get(name) for name in written)
 
 
+class Containers:
+    """What was in dictionaries, lists, sets and generators before a run, and where tensors among it stood."""
+
+    def __init__(self) -> None:
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[_TensorState] = []
+        self._seen: set[int] = set()
+
+    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Note each container that can be reached through containers, and through objects if asked."""
+        pending = list(values)
+        while pending:
+            item = pending.pop()
+            kind = type(item)
+            if kind in _PLAIN or id(item) in self._seen:
+                continue
+            self._seen.add(id(item))
+            if isinstance(item, dict):
+                self._containers.append((item, list(item.items())))
+                pending.extend(item.values())
+            elif isinstance(item, (list, deque)):
+                self._containers.append((item, list(item)))
+                pending.extend(item)
+            elif isinstance(item, set):
+                self._containers.append((item, set(item)))
+            elif isinstance(item, tuple):
+                pending.extend(item)
+            elif kind is torch.Generator:
+                self._containers.append((item, item.get_state()))
+            elif objects and isinstance(item, torch.Tensor):
+                self._tensors.append(_note_tensor(item))
+            elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
+                self._containers.append((item.__dict__, list(item.__dict__.items())))
+                pending.extend(item.__dict__.values())
+
+    def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
+        """Return functions that put things back, and what each is to be called with."""
+        return (_restore_tensor, self._tensors), (_restore_container, self._containers)
+
+    def restore(self) -> None:
+        """Put back whatever differs; what one thing raises keeps no other from being put back."""
+        _restore_all(self.restorers())
+
+
+def _restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+    problems: list[Exception] = []
+    with _disable_current_modes():
+        for restore, states in kinds:
+            for state in states:
+                try:
+                    restore(state)
+                except Exception as error:
+                    problems.append(error)
+    if problems:
+        raise problems[0]
+
+
 class Snapshot:
     """What a model, its inputs, random generators and torch's settings looked like before a run.
 
@@ -113,35 +170,28 @@ class Snapshot:
 
     def __init__(self, reading: Reading, inputs: Any) -> None:
         self._reading = reading
-        self._containers: list[tuple[Any, Any]] = []
-        self._seen: set[int] = set()
+        self._held = Containers()
         with _disable_current_modes():
             self._grads = [tensor.grad if tensor.is_leaf else None for tensor in reading.tensors]
             self._tensors = [_note_tensor(tensor) for tensor in reading.odd]
-            self._watch([value for value in reading.others if not isinstance(value, _OPAQUE)], objects=False)
-            self._watch([inputs], objects=True)
+            self._held.watch([value for value in reading.others if not isinstance(value, _OPAQUE)], objects=False)
+            self._held.watch([inputs], objects=True)
             self._settings = list(_watch_settings())
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
-        problems: list[Exception] = []
-        kinds: tuple[tuple[Callable[[Any], None], Iterable[Any]], ...] = (
-            (_restore_setting, self._settings),
-            (self._restore_held, self._changed_tensors()),
-            (_restore_tensor, self._tensors),
-            (_restore_mapping, self._changed_mappings()),
-            (_restore_container, self._containers),
-            (_restore_empty, filter(None, self._reading.empty)),
+        tensors, containers = self._held.restorers()
+        _restore_all(
+            (
+                (_restore_setting, self._settings),
+                (self._restore_held, self._changed_tensors()),
+                (_restore_tensor, self._tensors),
+                tensors,
+                (_restore_mapping, self._changed_mappings()),
+                containers,
+                (_restore_empty, filter(None, self._reading.empty)),
+            )
         )
-        with _disable_current_modes():
-            for restore, states in kinds:
-                for state in states:
-                    try:
-                        restore(state)
-                    except Exception as error:
-                        problems.append(error)
-        if problems:
-            raise problems[0]
 
     def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
         """Return the mappings if any of them differs: nearly always none does, and one pass over all tells that."""
@@ -180,33 +230,6 @@ class Snapshot:
         if _place(tensor) != _place(alias):
             tensor.data = alias
         _restore_gradient(tensor, reading.requires_grad[index], self._grads[index])
-
-    def _watch(self, values: Iterable[Any], *, objects: bool) -> None:
-        """Note each container that can be reached through containers, and through objects if asked."""
-        pending = list(values)
-        while pending:
-            item = pending.pop()
-            kind = type(item)
-            if kind in _PLAIN or id(item) in self._seen:
-                continue
-            self._seen.add(id(item))
-            if isinstance(item, dict):
-                self._containers.append((item, list(item.items())))
-                pending.extend(item.values())
-            elif isinstance(item, (list, deque)):
-                self._containers.append((item, list(item)))
-                pending.extend(item)
-            elif isinstance(item, set):
-                self._containers.append((item, set(item)))
-            elif isinstance(item, tuple):
-                pending.extend(item)
-            elif kind is torch.Generator:
-                self._containers.append((item, item.get_state()))
-            elif objects and isinstance(item, torch.Tensor):
-                self._tensors.append(_note_tensor(item))
-            elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
-                self._containers.append((item.__dict__, list(item.__dict__.items())))
-                pending.extend(item.__dict__.values())
 
 
 def _restore_mapping(state: tuple[dict[Any, Any], dict[Any, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.patch import Patch
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 
@@ -18,6 +20,8 @@ from fvflops.capture.recorder import Recorder
 # needed and no torch function mode is on. A mode that does nothing therefore keeps them on the path that training
 # takes, and, unlike torch.backends.mha's switch, nobody else sees it.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+_CALLS = Patch(nn.Module, "_call_impl")
 
 
 class _Unfused(TorchFunctionMode):
@@ -34,20 +38,18 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    original = nn.Module._call_impl
     compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
-    nn.Module._call_impl = _around(original, recorder, reading)  # type: ignore[method-assign]
-    for module in compiled:
-        module._compiled_call_impl = None  # it holds the method as it was
-    try:
-        yield
-    finally:
-        nn.Module._call_impl = original  # type: ignore[method-assign]
-        for module, call in compiled.items():
-            module._compiled_call_impl = call
+    with _CALLS.wrapped(partial(_around, recorder, reading)):
+        for module in compiled:
+            module._compiled_call_impl = None  # it holds the method as it was
+        try:
+            yield
+        finally:
+            for module, call in compiled.items():
+                module._compiled_call_impl = call
 
 
-def _around(original: Callable[..., Any], recorder: Recorder, reading: Reading) -> Callable[..., Any]:
+def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     unseen: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
     fused = {module for module in reading.names if isinstance(module, _FUSED)}
@@ -59,7 +61,7 @@ def _around(original: Callable[..., Any], recorder: Recorder, reading: Reading) 
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         region = regions.get(module)
-        if region is None or get_ident() != thread:
+        if region is None or (get_ident() != thread and not recorder.is_here()):
             return original(module, *args, **kwargs)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:

@@ -57,7 +57,7 @@ class ShapeMode(WrapperAware):
         self.reals = RealTensors(recorder, device, homes)
         self._rules = rules
         self._learner = Learner(device, rules, self.reals)
-        self._recorder = recorder
+        self.recorder = recorder
         recorder.describe = self.reals.spec_of
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
@@ -69,12 +69,12 @@ class ShapeMode(WrapperAware):
 
     def close(self) -> None:
         """Let go of the recorder, which holds this mode: a cycle would keep the model's tensors alive for a while."""
-        self._recorder.describe = describe_tensor
+        self.recorder.describe = describe_tensor
 
     def needs_value(self, name: str) -> ValueNeeded:
         """Return the error of an op that asks for a number which is not there."""
         error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
-        self._recorder.fail(name, error)
+        self.recorder.fail(name, error)
         return error
 
     def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
@@ -107,7 +107,7 @@ class ShapeMode(WrapperAware):
         plain = substitute(dict(kwargs), self.reals.spec_of, self.reals.device_for)
         homes = [tensor.home.index if type(tensor) is ShapeTensor else self.reals.look(tensor)[2] for tensor in tensors]
         signature = Signature(schema.name, schema.names, normalise(schema, (), plain), (), schema.text)
-        self._recorder.take_down(signature, homes, ())
+        self.recorder.take_down(signature, homes, ())
 
     def __torch_dispatch__(
         self,
@@ -167,11 +167,11 @@ class ShapeMode(WrapperAware):
             try:
                 outcome = self._learner.learn(func, op, args, kwargs or {}, tensors, tuple(key))
             except Exception as error:  # the model may catch it, and take another path than it would have
-                self._recorder.fail(op.schema.name, error)
+                self.recorder.fail(op.schema.name, error)
                 raise
         fresh = outcome.fresh
         if fresh is not None:
-            recorder = self._recorder
+            recorder = self.recorder
             storages = recorder.storages
             index = len(storages)
             storages.append(fresh.row)
@@ -215,11 +215,11 @@ class ShapeMode(WrapperAware):
             if metadata is None:
                 results.append(value)
                 if isinstance(value, torch.Tensor):
-                    writes.append(self._recorder.storage_of(value, "op"))
+                    writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
                 index = self._new_storage(metadata)
                 writes.append(index)
-                results.append(make(metadata, Home(self, self._recorder, index)))
+                results.append(make(metadata, Home(self, self.recorder, index)))
             else:
                 tensor = tensors[source]
                 writes.append(reads[source])
@@ -265,12 +265,12 @@ class ShapeMode(WrapperAware):
         ]
 
     def _new_storage(self, metadata: Metadata) -> int:
-        storages = self._recorder.storages
+        storages = self.recorder.storages
         storages.append(metadata.row)
         return len(storages) - 1
 
     def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
-        recorder = self._recorder
+        recorder = self.recorder
         number = self._numbers.get(id(outcome))
         if number is None:
             assert outcome.signature is not None
@@ -287,9 +287,9 @@ class ShapeMode(WrapperAware):
     def _plan(self, func: Any) -> _Plan:
         op = known_op(func)
         plan: _Plan = op.outcomes, op, None, func
-        if op.schema.composite and op.schema.name not in self._recorder.stops_at:
-            self._recorder.decompose(op.schema.name)
-            expansions = op.expansions.setdefault(self._recorder.stops_at, {})
+        if op.schema.composite and op.schema.name not in self.recorder.stops_at:
+            self.recorder.decompose(op.schema.name)
+            expansions = op.expansions.setdefault(self.recorder.stops_at, {})
             plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
@@ -304,7 +304,7 @@ class ShapeMode(WrapperAware):
         key: tuple[Any, ...],
     ) -> Any:
         """Look into a composite op; if that comes down to one new tensor of one op, remember that."""
-        self._recorder.decompose(op.schema.name)
+        self.recorder.decompose(op.schema.name)
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self.reals.device_for)
         outer, self._inside = self._inside, []
         try:
@@ -319,7 +319,7 @@ class ShapeMode(WrapperAware):
             outcome, inner_reads, writes = inside[0]
             same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
             if same and outcome.fresh is not None and outcome.remembered:
-                op.expansions[self._recorder.stops_at][key] = outcome
+                op.expansions[self.recorder.stops_at][key] = outcome
         return result
 
     def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -334,7 +334,7 @@ class ShapeMode(WrapperAware):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self._recorder, self._new_storage(metadata))
+            home = Home(self, self.recorder, self._new_storage(metadata))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -373,7 +373,7 @@ class ShapeMode(WrapperAware):
         outcome: Outcome,
     ) -> Any:
         """Run an op for real, on tensors that are known and small."""
-        self._undo_log.before(op.schema, args, kwargs, self._recorder.fresh)
+        self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
         here = torch.device("cpu")
         real_args, real_kwargs = substitute(
             (tuple(args), dict(kwargs)),
@@ -389,8 +389,8 @@ class ShapeMode(WrapperAware):
                 for item in items
             ]
             signature = self._learner.sign(op, args, kwargs, outputs, build)
-        writes = [self._recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
-        self._recorder.add(self._recorder.number(signature), reads, writes)
+        writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
+        self.recorder.add(self.recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result

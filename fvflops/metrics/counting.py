@@ -37,6 +37,10 @@ class RegionAmounts(NamedTuple):
     covers: bool = True
 
 
+# What one call comes to, the op's name, the elements that it puts out, and its dtype.
+_Priced = tuple[tuple[Amount, ...], str, int, str]
+
+
 class Pricer(Protocol):
     """Whatever can say what a call comes to: a table, or a table with handles before it."""
 
@@ -61,37 +65,66 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     """Return the counts of one metric over a trace.
 
     A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
-    wins.
+    wins. What the backward pass of such a region does is counted op by op.
     """
     priced = {
         index: amounts
         for index, signature in enumerate(trace.region_signatures if _looks_at_regions(trace, pricer) else ())
         if (amounts := _price_region(trace, pricer, signature)) is not None
     }
-    covering = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.covers}
-    covered = {
-        index for index, stack in enumerate(trace.stacks) if covering and any(region in covering for region in stack)
-    }
+    covered = _covered(trace, {index for index, amounts in priced.items() if amounts.covers})
     scopes = trace.scopes()
-    prices: dict[int, tuple[tuple[Amount, ...], str, int]] = {}
+    groups = _groups(trace)
+    prices: dict[int, _Priced] = {}
     entries: list[Entry] = []
     for (index, stack, phase), calls in trace.calls.items():
-        if stack in covered:
+        if (stack, phase) in covered:
             continue
         price = prices.get(index)
         if price is None:
             op = trace.signatures[index]
-            price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs)
-        _add(entries, price, scopes[stack], phase, calls)
+            price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs), _dtype(op.inputs, op.outputs)
+        _add(entries, price, scopes[stack], phase, calls, groups.get(stack, ""))
     for (index, stack, phase), calls in trace.region_calls.items():
-        if index not in priced or stack in covered:
+        if index not in priced or (stack, phase) in covered:
             continue
         signature = trace.region_signatures[index]
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
-        price = priced[index].amounts, _region_op(trace, region), _elements(signature.outputs)
-        _add(entries, price, scope, phase, calls)
+        inputs, outputs = signature.inputs, signature.outputs
+        price = priced[index].amounts, _region_op(trace, region), _elements(outputs), _dtype(inputs, outputs)
+        _add(entries, price, scope, phase, calls, groups.get(stack, ""))
     return Counts(metric, trace.modules, tuple(entries))
+
+
+def _covered(trace: Trace, signatures: set[int]) -> set[tuple[int, str]]:
+    """Return the stacks inside regions with these signatures, with the phases in which such regions were run."""
+    covering: dict[str, set[int]] = {}
+    for index, _, phase in trace.region_calls:
+        if index in signatures:
+            covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
+    return {
+        (number, phase)
+        for phase, regions in covering.items()
+        for number, stack in enumerate(trace.stacks)
+        if not regions.isdisjoint(stack)
+    }
+
+
+def _groups(trace: Trace) -> dict[int, str]:
+    """Return the parameter groups for which ops ran, by their stacks."""
+    groups = {index: region.name for index, region in enumerate(trace.regions) if region.kind == "group"}
+    if not groups:
+        return {}
+    return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
+
+
+def _dtype(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
+    """Return the dtype in which an op computes: of what it reads the first that is no whole number."""
+    specs = list(tensors_in(inputs)) or list(tensors_in(outputs))
+    if not specs:
+        return ""
+    return next((spec.dtype for spec in specs if spec.is_floating_point or spec.is_complex), specs[0].dtype)
 
 
 def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:
@@ -118,17 +151,11 @@ def _elements(outputs: tuple[Value, ...]) -> int:
     return sum(spec.numel for spec in tensors_in(outputs))
 
 
-def _add(
-    entries: list[Entry],
-    price: tuple[tuple[Amount, ...], str, int],
-    scope: tuple[str, ...],
-    phase: str,
-    calls: int,
-) -> None:
+def _add(entries: list[Entry], price: _Priced, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
     """Append the entries of a signature's calls; of several amounts the first stands for the calls themselves."""
-    amounts, op, elements = price
+    amounts, op, elements, dtype = price
     seen = calls
     for label, status, value, macs, flops in amounts:
         row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
-        entries.append(tuple.__new__(Entry, row))
+        entries.append(tuple.__new__(Entry, (*row, dtype, group)))
         seen = 0

@@ -29,7 +29,8 @@ class Entry(NamedTuple):
 
     `scope` holds the names of the modules it ran under, root first. `value` is what the metric counts, for all calls
     together; `macs` and `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number
-    of output elements of all calls.
+    of output elements of all calls. `dtype` is that in which it computes, "" where it takes and gives no tensor, and
+    `group` the parameter group that an optimizer's step worked for, "" elsewhere.
     """
 
     scope: tuple[str, ...]
@@ -42,6 +43,8 @@ class Entry(NamedTuple):
     macs: int = 0
     flops: int = 0
     elements: int = 0
+    dtype: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,31 @@ class Counts:
         return table
 
     def by_phase(self) -> dict[str, Counter[str]]:
-        """Return phase → Counter of labels over the whole model, zeros left out: forward, recompute, backward."""
+        """Return phase → Counter of labels over the whole model, zeros left out.
+
+        The phases are "forward" (all that is none of the others), "recompute", "backward" and "optimizer".
+        """
         table: dict[str, Counter[str]] = {}
         for entry in self.entries:
             if entry.value:
                 table.setdefault(entry.phase, Counter())[entry.label] += entry.value
         return table
+
+    def by_parameter_group(self) -> dict[str, Counter[str]]:
+        """Return parameter group → Counter of labels, of the optimizers' steps, zeros left out."""
+        table: dict[str, Counter[str]] = {}
+        for entry in self.entries:
+            if entry.value and entry.group:
+                table.setdefault(entry.group, Counter())[entry.label] += entry.value
+        return table
+
+    def by_dtype(self) -> Counter[str]:
+        """Return dtype → value over the whole model, zeros left out."""
+        sums: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.value:
+                sums[entry.dtype] += entry.value
+        return sums
 
     def by_module_and_phase(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of phases, for every module of the tree, zeros left out."""

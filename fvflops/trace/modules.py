@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -65,6 +65,17 @@ class ModuleTree:
     def modules(self) -> Iterator[ModuleInfo]:
         """Yield each module once, at its canonical place, in tree order."""
         return (place for place in self.places.values() if place.name == place.canonical)
+
+    def including(self, outsiders: Iterable[str]) -> ModuleTree:
+        """Return a tree that has places under its root for owners of work that are no modules, such as "<name>"."""
+        new = [name for name in outsiders if name not in self.places]
+        root = replace(self.root, children=(*self.root.children, *((name, name) for name in new)))
+        places = {name: ModuleInfo(name, name, "", has_forward=False) for name in new}
+        return ModuleTree({**self.places, "": root, **places})
+
+    def outsiders(self) -> tuple[str, ...]:
+        """Return the names that `including` added."""
+        return tuple(name for name in self.places if name.startswith("<"))
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a module; a name that is not in the tree raises KeyError naming the nearest."""

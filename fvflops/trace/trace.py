@@ -46,7 +46,10 @@ class Event(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A "module" or an autograd "function" that can be entered; `name` is canonical, or the function's class."""
+    """A "module" or an autograd "function" that can be entered, or a parameter "group" that an optimizer works for.
+
+    `name` is a module's canonical name, a function's class, or the optimizer's class and the group's name or number.
+    """
 
     kind: str
     name: str
@@ -232,8 +235,9 @@ class Trace:
             for (signature, stack, phase), count in part.region_calls.items():
                 region_calls[region_signature_at[signature], stack_at[stack], phase] += count
             active.update(stack_at[stack] for stack in part.active)
+        outsiders = [name for part in parts for name in part.modules.outsiders()]
         return Trace(
-            modules=first.modules,
+            modules=first.modules.including(dict.fromkeys(outsiders)),
             regions=tuple(regions),
             stacks=tuple(stacks),
             signatures=tuple(signatures),
@@ -249,7 +253,8 @@ class Trace:
 
 
 def _classes(trace: Trace) -> dict[str, str]:
-    return {name: place.class_name for name, place in trace.modules.places.items()}
+    outsiders = trace.modules.outsiders()
+    return {name: place.class_name for name, place in trace.modules.places.items() if name not in outsiders}
 
 
 def _columns(events: Sequence[Event]) -> dict[str, Any]:

@@ -111,3 +111,12 @@ class ShapeRules:
         result = build(1.0, *args, **kwargs)
         self.bounds.add(name)
         return result
+
+    def about(self) -> dict[str, str]:
+        """Return what a Trace tells of what was taken for granted."""
+        about = {}
+        if self.bounds:
+            about["bounds"] = ", ".join(sorted(self.bounds))
+        if self.supposed:
+            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.supposed.items()))
+        return about

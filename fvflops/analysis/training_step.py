@@ -1,0 +1,94 @@
+"""The analysis of a training step that is not run: forward, recompute, backward and optimizer, by shapes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.record import Loss
+from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
+from fvflops.formulas import FormulaTable
+from fvflops.trace import Trace
+
+_LOGGER = logging.getLogger("fvflops")
+
+
+class TrainingStepAnalysis(FlopCountAnalysis):
+    """The flops of one training step, by shapes: nothing is computed, and weights may be on the meta device.
+
+    `inputs` are those of one micro-batch, of which the step makes `micro_batches`, a forward and a backward pass each.
+    `loss` is a function of the model's result that returns a scalar tensor; without it the result's own `loss` is taken
+    (transformers' models with labels), or the result, if that is a scalar. `optimizer` is an optimizer, or what makes
+    one of parameters (`torch.optim.AdamW`, a partial, a function), or a list of such; without one no step is made.
+    `checkpoint` names the modules whose activations are recomputed in the backward pass: their names, their classes, or
+    a function of name and module; `checkpoint_options` are torch.utils.checkpoint's (`use_reentrant` is False by
+    default). `device` is the one whose kernels are shown. The model is run in the mode that it is in, and it, the
+    inputs and the optimizer are left as they were. A step that needs a number raises ExecutionError; `fvflops.record`
+    counts a real one.
+
+    >>> model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
+    >>> step = TrainingStepAnalysis(
+    ...     model, torch.ones(4, 8), loss=lambda y: y.sum(), optimizer=torch.optim.SGD, checkpoint=["0"]
+    ... )
+    >>> [step.macs(phase=phase) for phase in ("forward", "recompute", "backward")]
+    [576, 256, 896]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = None,
+        checkpoint: Checkpointed = (),
+        checkpoint_options: Mapping[str, Any] | None = None,
+        micro_batches: int = 1,
+        table: str | FormulaTable = "default",
+        device: str | torch.device | None = None,
+        assume: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume)
+        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"micro_batches is a whole number from 1 on, not {micro_batches!r}")
+        makers: list[Any] = [optimizer]
+        if optimizer is None or isinstance(optimizer, (list, tuple)):
+            makers = list(optimizer or ())
+        for maker in makers:
+            if not (isinstance(maker, Optimizer) or callable(maker)):
+                raise TypeError(f"optimizer is a torch.optim.Optimizer or makes one of parameters, not {maker!r}")
+        self._loss = loss
+        self._optimizers = makers
+        self._checkpoint = checkpoint
+        self._checkpoint_options = checkpoint_options
+        self._micro_batches = micro_batches
+
+    def _record(self) -> Trace:
+        model = self._model
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"a training step is made with a torch.nn.Module, not {type(model).__name__}")
+        if not model.training:
+            _LOGGER.warning("the model is in eval mode, in which the step is counted: model.train() if it is not meant")
+        args, kwargs = bind_inputs(model, self._inputs, self._kwargs)
+        return record_step(
+            model,
+            args,
+            kwargs,
+            stops_at=self._pricer().stops_at,
+            loss=self._loss,
+            optimizers=self._optimizers,
+            checkpointed=self._checkpoint,
+            checkpoint_options=self._checkpoint_options,
+            micro_batches=self._micro_batches,
+            device=self._device,
+            assume=self._assume,
+            weigh=self._weigh,
+        )

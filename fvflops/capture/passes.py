@@ -1,0 +1,62 @@
+"""The backward passes: from which thread each is called, and which tensors get a gradient from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from fvflops.capture.patch import Patch
+from fvflops.capture.recorder import Recorder
+from fvflops.capture.restore import leaves_of
+
+# `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all come down to it.
+_RUN = Patch(torch.autograd, "_engine_run_backward")
+
+
+@contextmanager
+def backward_passes(recorder: Recorder) -> Iterator[None]:
+    """Tell a recorder of each backward pass for as long as the context lasts."""
+
+    def around(original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_here():
+                return original(*args, **kwargs)
+            recorder.here().drop_ended_steps()
+            recorder.owners.callers.append(get_ident())
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.owners.callers.pop()
+
+        return run
+
+    with _RUN.wrapped(around):
+        yield
+
+
+@contextmanager
+def gradients_restored() -> Iterator[None]:
+    """Put back, when the context ends, the gradients of all tensors that a backward pass in this thread reaches."""
+    thread = get_ident()
+    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def around(original: Any) -> Any:
+        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() == thread:
+                for leaf in [leaf for root in roots if isinstance(root, torch.Tensor) for leaf in leaves_of(root)]:
+                    gradients.setdefault(id(leaf), (leaf, leaf.grad))
+            return original(roots, *args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        stack.enter_context(_RUN.wrapped(around))
+        try:
+            yield
+        finally:
+            for leaf, gradient in gradients.values():
+                leaf.grad = gradient

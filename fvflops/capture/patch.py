@@ -1,0 +1,72 @@
+"""The patch: a function of torch, wrapped by all who watch its calls, who may come and go in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Function = Callable[..., Any]
+Wrap = Callable[[Function], Function]
+
+_LOCK = threading.RLock()
+
+
+def _as_it_is(function: Function) -> Any:
+    return function
+
+
+class Patch:
+    """One attribute of a class or a module that calls go through; as long as nobody watches, it is torch's own.
+
+    `as_attribute` makes an attribute of a function: `staticmethod` or `classmethod`, where it is one.
+
+    >>> class Door:
+    ...     def open(self):
+    ...         return "open"
+    >>> patch = Patch(Door, "open")
+    >>> with patch.wrapped(lambda call: lambda self: "wide " + call(self)):
+    ...     Door().open()
+    'wide open'
+    >>> Door().open()
+    'open'
+    """
+
+    def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] = _as_it_is) -> None:
+        self._owner = owner
+        self._name = name
+        self._as_attribute = as_attribute
+        self._wraps: list[Wrap] = []
+        self._own: Any = None
+        self._original: Function = self._inherited
+
+    @contextmanager
+    def wrapped(self, wrap: Wrap) -> Iterator[None]:
+        """Wrap the function for as long as the context lasts; `wrap` makes a function of the one to be called."""
+        with _LOCK:
+            if not self._wraps:
+                self._own = vars(self._owner).get(self._name)
+                self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
+            self._wraps.append(wrap)
+            self._put()
+        try:
+            yield
+        finally:
+            with _LOCK:
+                self._wraps.remove(wrap)
+                self._put()
+
+    def _put(self) -> None:
+        if self._wraps:
+            call = self._original
+            for wrap in self._wraps:
+                call = wrap(call)
+            setattr(self._owner, self._name, self._as_attribute(call))
+        elif self._own is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
+
+    def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)

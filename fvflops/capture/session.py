@@ -1,0 +1,173 @@
+"""The session: a recording of whatever a program does with a model while it lasts."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.memo import trim_memo
+from fvflops.capture.metadata import is_here
+from fvflops.capture.model import unwrap_compiled
+from fvflops.capture.optimizers import OptimizerStates
+from fvflops.capture.passes import gradients_restored
+from fvflops.capture.reading import Reading
+from fvflops.capture.record import ExecutionError, Weigh, choose_device
+from fvflops.capture.recorder import Recorder
+from fvflops.capture.restore import Snapshot, UndoLog
+from fvflops.capture.rules import ShapeRules
+from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.watching import eager, is_compiler_loaded, watch
+from fvflops.trace import ModuleTree, StopsAt, Trace
+
+EXECUTIONS = ("real", "shapes")
+
+
+class Session:
+    """A recording that lasts from `start` to `stop`, in the thread that starts it and in autograd's.
+
+    `model` is a module, whose wrapper for data parallelism is looked through, or None. `execution` is "real": the
+    program runs as it would without, and what it changes stays changed; or "shapes": nothing is computed, as in
+    `record_call`, and at the end the model and the optimizers that took a step are as they were.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        stops_at: StopsAt,
+        execution: str = "real",
+        device: str | torch.device | None = None,
+        assume: Mapping[str, Any] | None = None,
+        weigh: Weigh | None = None,
+    ) -> None:
+        if execution not in EXECUTIONS:
+            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+        if not isinstance(model, (nn.Module, type(None))):
+            raise TypeError(f"record takes a torch.nn.Module, or nothing, not {type(model).__name__}: {model!r:.60}")
+        if execution == "real" and (device is not None or assume is not None):
+            raise ValueError('device= and assume= are for a run by shapes: give execution="shapes" too')
+        if isinstance(model, nn.Module):
+            model = unwrap_compiled(model)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = unwrap_compiled(model.module)
+        self._reading = Reading(model)  # type: ignore[arg-type]
+        self._execution = execution
+        self._stops_at = stops_at
+        self._device = device
+        self._assume = assume
+        self._weigh = weigh
+        self._stack = ExitStack()
+        self._recorder: Recorder | None = None
+        self._thread = 0
+        self._rules: ShapeRules | None = None
+        self._stand_ins: StandIns | None = None
+        self._complete = True
+        self._about: dict[str, str] = {}
+
+    @property
+    def modules(self) -> ModuleTree:
+        """The model's module tree."""
+        return self._reading.tree
+
+    def start(self) -> None:
+        """Record from now on; a session can be started once."""
+        if self._recorder is not None:
+            raise RuntimeError("a recording was begun a second time: make another")
+        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh)
+        recorder.homes = self._reading.homes()
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            if is_compiler_loaded():
+                stack.enter_context(eager())
+            if self._execution == "real":
+                recorder.know(self._reading.storages, self._reading.rows)
+                stack.enter_context(watch(recorder, self._reading, RecordingMode(recorder)))
+            else:
+                self._start_shapes(recorder, stack)
+            self._stack = stack.pop_all()
+
+    def _start_shapes(self, recorder: Recorder, stack: ExitStack) -> None:
+        reading = self._reading
+        homes = list(reading.devices)
+        device = choose_device(self._device, homes)
+        trim_memo()
+        self._rules = ShapeRules(self._assume, exact=False, device=device)
+        self._about["device"] = str(device)
+        snapshot, undo_log = Snapshot(reading, ()), UndoLog()
+        stack.callback(torch.clear_autocast_cache)
+        stack.callback(snapshot.restore)
+        stack.callback(undo_log.undo)
+        stack.enter_context(gradients_restored())
+        mode = ShapeMode(recorder, undo_log, device, homes, self._rules)
+        stack.callback(mode.close)
+        mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
+        self._stand_ins = StandIns(mode)
+        self._stand_ins.put_into(reading)
+        states = OptimizerStates(mode, self._stand_ins)
+        stack.callback(states.restore)
+        stack.enter_context(watch(recorder, reading, mode, prepare=states.prepare))
+        stack.enter_context(nullcontext() if is_here(device) else OnThisMachine(device))
+
+    def stop(self, *, complete: bool = True) -> None:
+        """Record no more, and leave no trace; `complete` says that the program came to its end.
+
+        A run by shapes in which the program caught the error of something that cannot be run by shapes, and so took
+        another way than it would have, raises ExecutionError.
+        """
+        recorder = self._running()
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a recording ends in the thread in which it was begun")
+        self._complete = complete
+        try:
+            self._stack.close()
+        finally:
+            recorder.close()
+        if self._rules is not None:
+            self._about.update(self._rules.about())
+            if recorder.failure is not None and complete:
+                self._complete = False
+                error = recorder.failure[2]
+                raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
+
+    def pause(self) -> None:
+        """Take nothing down until `resume`."""
+        self._running().pause()
+
+    def resume(self) -> None:
+        """Take down what happens from now on."""
+        self._running().resume()
+
+    def why_not(self, error: Exception) -> str:
+        """Return in one line what a run by shapes could not do, and in which module."""
+        return self._running().why_not(error)
+
+    def in_shapes(self, values: Any) -> Any:
+        """Return nested values with shape tensors in the place of tensors on another device than the run's."""
+        return values if self._stand_ins is None else self._stand_ins.in_values(values)
+
+    def trace(self) -> Trace:
+        """Return what was recorded; of a recording that goes on, what there is so far, as incomplete."""
+        if self._recorder is None:
+            raise RuntimeError("nothing is recorded yet")
+        about = {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "vocabulary": "core",
+            "execution": self._execution,
+            **self._about,
+        }
+        return self._recorder.trace(self._reading.tree, about, complete=self._complete and not self._recorder.recording)
+
+    def _running(self) -> Recorder:
+        if self._recorder is None or not self._recorder.recording:
+            raise RuntimeError("no recording goes on")
+        return self._recorder

@@ -1,0 +1,50 @@
+"""The strand: what one thread of a run is at, while autograd may go on in another."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from fvflops.trace import Value
+
+
+class Opened(NamedTuple):
+    """A region that is being run: the stacks to go back to and to file it under, what went in, autograd's node."""
+
+    region: int
+    outer: int
+    base: int
+    inputs: tuple[Value, ...]
+    node: Any
+
+
+class Step(Protocol):
+    """An optimizer's step that goes on."""
+
+    optimizer: Any
+
+    def is_running(self) -> bool:
+        """Return whether the step is still being made."""
+
+    def stack_of(self, reads: Any) -> int:
+        """Return the stack of an op of the step that reads these storages."""
+
+
+class Strand:
+    """The place of one thread in a run.
+
+    `thread_number` is 0 for the thread that is recorded, `stack` the stack that is open, `opened` the regions in it
+    that this thread has entered, `reruns` how many checkpointed forwards run again just now, `steps` the optimizers'
+    steps.
+    """
+
+    def __init__(self, thread_number: int) -> None:
+        self.thread_number = thread_number
+        self.stack = 0
+        self.opened: list[Opened] = []
+        self.reruns = 0
+        self.steps: list[Step] = []
+
+    def drop_ended_steps(self) -> None:
+        """Forget the optimizers' steps that raised, and so told nobody of their end."""
+        while self.steps and not self.steps[-1].is_running():
+            self.steps.pop()

@@ -1,0 +1,115 @@
+"""The recording of a training step by shapes: forward and backward of each micro-batch, then the optimizers' steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
+from fvflops.capture.session import Session
+from fvflops.trace import StopsAt, Trace
+
+# An optimizer, or what makes one of parameters: a class, or a partial of one.
+OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
+# Names of modules, classes of modules, or a function of name and module that says whether.
+Checkpointed = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
+
+
+def record_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    stops_at: StopsAt,
+    loss: Loss | None = None,
+    optimizers: Sequence[OptimizerMaker] = (),
+    checkpointed: Checkpointed = (),
+    checkpoint_options: Mapping[str, Any] | None = None,
+    micro_batches: int = 1,
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    weigh: Weigh | None = None,
+) -> Trace:
+    """Return the Trace of one training step by shapes; the model, the inputs and the optimizers are left as they were.
+
+    The step begins without gradients. `loss` is a function of the model's result that returns a scalar; without it the
+    result's own `loss` is taken, or the result, if that is a scalar. The calls of `checkpointed` modules run again in
+    the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
+    A step that needs a number raises ExecutionError.
+    """
+    with one_at_a_time(), unseen(), uncollected():
+        session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
+        session.start()
+        complete = False
+        try:
+            for parameter in model.parameters():
+                parameter.grad = None
+            made = [item if isinstance(item, Optimizer) else item(model.parameters()) for item in optimizers]
+            args, kwargs = session.in_shapes((args, dict(kwargs)))
+            with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
+                for _ in range(micro_batches):
+                    _loss_of(model(*args, **kwargs), loss).backward()
+            for optimizer in made:
+                optimizer.step()
+            complete = True
+        except Exception as error:
+            line = session.why_not(error)
+            if not wants_numbers(error):
+                raise
+            raise ExecutionError(f"{line}: count a real step with fvflops.record") from error
+        finally:
+            session.stop(complete=complete)
+        return session.trace()
+
+
+def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
+    if loss is not None:
+        found: Any = loss(result)
+    else:
+        found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        whose = "the result has no loss of its own, but is" if loss is None else "loss= returned"
+        raise ValueError(f"{whose} {what}: give loss=, a function of the result that returns a scalar tensor")
+    return found
+
+
+def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
+    """Return the modules whose calls are checkpointed; a name or a class that is not in the model raises ValueError."""
+    named = dict(model.named_modules())
+    if callable(checkpointed):
+        return [module for name, module in named.items() if checkpointed(name, module)]
+    if isinstance(checkpointed, str):
+        raise ValueError(f"checkpoint={checkpointed!r} is one text: give a list of modules' names or classes")
+    chosen: dict[nn.Module, None] = {}
+    for item in checkpointed:
+        if isinstance(item, str):
+            found = [named[item]] if item in named else []
+        else:
+            found = [module for module in named.values() if isinstance(module, item)]
+        if not found:
+            raise ValueError(f"checkpoint={item!r} is no module of the model, nor a class of one")
+        chosen.update(dict.fromkeys(found))
+    return list(chosen)
+
+
+@contextmanager
+def _checkpoints(modules: Sequence[nn.Module], options: dict[str, Any]) -> Iterator[None]:
+    """Let the calls of modules be checkpointed as long as the context lasts."""
+    options.setdefault("use_reentrant", False)
+    with ExitStack() as stack:
+        for module in modules:
+            own = module.__dict__.get("forward")
+            if own is None:
+                stack.callback(module.__dict__.pop, "forward", None)
+            else:
+                stack.callback(module.__dict__.__setitem__, "forward", own)
+            module.__dict__["forward"] = partial(checkpoint, module.forward, **options)
+        yield

@@ -1,0 +1,63 @@
+"""The watching of a run: modules, functions, control flow, checkpoints and optimizers, and every op."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.optim import Optimizer
+
+from fvflops.capture.control_flow import open_control_flow
+from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.functions import function_regions
+from fvflops.capture.optimizers import optimizer_phase
+from fvflops.capture.passes import backward_passes
+from fvflops.capture.reading import Reading
+from fvflops.capture.recompute import recompute_phase
+from fvflops.capture.recorder import Recorder
+from fvflops.capture.scopes import module_scopes
+from fvflops.capture.shape_dispatch import ShapeMode
+
+
+@contextmanager
+def watch(
+    recorder: Recorder,
+    reading: Reading,
+    mode: RecordingMode | ShapeMode,
+    *,
+    training: bool = True,
+    prepare: Callable[[Optimizer], None] | None = None,
+) -> Iterator[None]:
+    """Let a recorder see what runs in this thread for as long as the context lasts.
+
+    `training` says that backward passes, of which what runs in autograd's threads is seen too, and optimizers' steps
+    are to be told apart; `prepare` is called with an optimizer before each of its steps.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(module_scopes(recorder, reading))
+        stack.enter_context(function_regions(recorder))
+        stack.enter_context(open_control_flow(recorder, mode))
+        if training:
+            stack.enter_context(backward_passes(recorder))
+            stack.enter_context(recompute_phase(recorder))
+            stack.enter_context(optimizer_phase(recorder, prepare))
+        stack.enter_context(mode)
+        yield
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled code eagerly for as long as the context lasts.
+
+    Otherwise torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to run
+    where a whole graph was asked for.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def is_compiler_loaded() -> bool:
+    """Return whether the program may have compiled code; to load the compiler takes seconds."""
+    return "torch._dynamo" in sys.modules
