@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from fvflops.capture.real_calls import RealCalls
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
@@ -60,6 +61,9 @@ class RecordingMode(WrapperAware):
         super().__init__()
         self.recorder = recorder
         self._undo_log = undo_log
+        self._calls = RealCalls(recorder)
+        # What is known of an op, whether it is looked into, and the op.
+        self._plans: dict[int, tuple[OpSchema, bool, Any]] = {}
 
     def __torch_dispatch__(
         self,
@@ -73,16 +77,21 @@ class RecordingMode(WrapperAware):
             return self.leave_to_wrapper(func, types, args, kwargs)
         if is_fake(types):
             return func(*args, **kwargs)
-        schema = known_schema(func)
-        if schema.composite and schema.name not in self.recorder.stops_at and _all_strided(args, kwargs):
+        plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
+        if plan is None:
+            schema = known_schema(func)
+            plan = schema, schema.composite and schema.name not in self.recorder.stops_at, func
+            self._plans[id(func)] = plan
+        schema, looks_inside, _ = plan
+        if looks_inside and _all_strided(args, kwargs):
             self.recorder.decompose(schema.name)
             with self:
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, self.recorder.fresh)
-        inputs = normalise(schema, args, kwargs)
+        noted = self._calls.note(schema, args, kwargs)
         result = func(*args, **kwargs)
-        self.recorder.call(schema, inputs, args, kwargs, result)
+        self._calls.take_down(schema, noted, result)
         return result
 
     def knows(self, tensors: list[Any]) -> bool:

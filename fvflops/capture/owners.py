@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+_next_number = torch.autograd._get_sequence_nr
+
 
 class _Numbers:
     """The numbers that one thread's counter gave: the next one, and number → stack and op, "" if it is not known."""
@@ -36,6 +38,8 @@ class Owners:
         """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
         number = _next_number()
         numbers = self._threads.get(get_ident())
+        if numbers is not None and numbers.next == number:
+            return
         if numbers is None:
             # What this thread had counted before is not known, but an op's node is made just before the op is seen.
             at_op = bool(op) and torch.is_grad_enabled() and number > 0
@@ -69,7 +73,3 @@ def _fits(op: str, node: str) -> bool:
         return True
     packet = op.partition("::")[2].partition(".")[0]
     return made.removesuffix("Backward").lower() == packet.replace("_", "").lower()
-
-
-def _next_number() -> int:
-    return int(torch.autograd._get_sequence_nr())

@@ -65,6 +65,7 @@ class Recorder(Strand):
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
         self.homes: dict[int, str] = {}
+        self._home_stacks: dict[int, int] = {}
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
@@ -174,7 +175,7 @@ class Recorder(Strand):
         if error is None and not self.backward:
             self.events.append(("exit", number, base, "forward"))
         else:
-            phase = self._phase(strand)
+            phase = self._phase(strand, _current_node())
             self.events.append(("exit", number, base, phase, strand.thread_number, (), (), error is not None))
 
     def inside(self, stack: int, region: int) -> int:
@@ -216,8 +217,12 @@ class Recorder(Strand):
     def owner_of(self, node: Any) -> int | None:
         """Return the stack under which a node of autograd's graph was made, or None where it was not seen."""
         if type(node).__name__ == _ACCUMULATES:
-            home = self.homes.get(id(node.variable))
-            return 0 if home is None else self.stack_at(home)
+            key = id(node.variable)
+            stack = self._home_stacks.get(key)
+            if stack is None:
+                stack = self.stack_at(self.homes[key]) if key in self.homes else 0
+                self._home_stacks[key] = stack
+            return stack
         return self.owners.of(node)
 
     def begin_rerun(self, stack: int) -> int:
@@ -257,7 +262,7 @@ class Recorder(Strand):
 
     def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes."""
-        strand = self.here()
+        strand = self if threading.get_ident() == self.thread else self.here()
         stack, phase = self._place(strand, self._signatures[number].op)
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
@@ -265,7 +270,7 @@ class Recorder(Strand):
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
-        self.add(self._number_own(signature), reads, writes)
+        self.add(self.number_of(signature), reads, writes)
 
     def run_larger(self, runs: Sequence[Callable[[], Result]]) -> Result:
         """Run all of these, keep the record of the one that comes to most, the first of equals, and return its result.
@@ -301,7 +306,8 @@ class Recorder(Strand):
             self._signatures.append(signature)
         return number
 
-    def _number_own(self, signature: Signature) -> int:
+    def number_of(self, signature: Signature) -> int:
+        """Return the number of a signature that may be equal to another."""
         return self.number(self._own.setdefault(signature, signature))
 
     def know(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -320,14 +326,20 @@ class Recorder(Strand):
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the number of a tensor's storage; it is taken down as coming from `origin` if it is new."""
-        return self._storage(tensor.untyped_storage(), origin)
+        storage = tensor.untyped_storage()
+        index = self._known.get(storage._cdata)
+        return self._add_storage(storage, origin) if index is None else index
 
     def freed(self, index: int) -> None:
         """Take down that nothing refers to a storage any more."""
         if self.recording:
-            strand = self.here() if self.backward else self
-            row = ("free", index, strand.stack)
-            self.events.append((*row, self._phase(strand), strand.thread_number) if self.backward else row)
+            if not self.backward:
+                self.events.append(("free", index, self.stack))
+                return
+            strand = self.here()
+            self.events.append(
+                ("free", index, strand.stack, self._phase(strand, _current_node()), strand.thread_number)
+            )
 
     def close(self) -> None:
         """Take nothing more down."""
@@ -337,10 +349,12 @@ class Recorder(Strand):
 
     def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
         """Return what was taken down so far."""
+        events = self.events if self._unpaused is None else self._unpaused
+        events = list(events) if self.recording else events  # which go on growing
         calls: Counter[tuple[int, int, str]] = Counter()
         region_calls: Counter[tuple[int, int, str]] = Counter()
-        calls.update([event[1:4] for event in self.events if event[0] == "op"])
-        region_calls.update([event[1:4] for event in self.events if event[0] == "exit"])
+        calls.update([event[1:4] for event in events if event[0] == "op"])
+        region_calls.update([event[1:4] for event in events if event[0] == "exit"])
         self._active.update([stack for _, stack, _ in calls])
         outsiders = [name for name in (BEFORE, OUTSIDE) if Region("module", name) in self._regions]
         return Trace(
@@ -351,7 +365,7 @@ class Recorder(Strand):
             region_signatures=Rows(RegionSignature, self._region_signatures),
             calls=dict(calls),
             region_calls=dict(region_calls),
-            events=Rows(_event, self.events),
+            events=Rows(_event, events),
             storages=Rows(Storage, self.storages),
             stops_at=self.stops_at,
             decomposed=frozenset(self._decomposed),
@@ -366,24 +380,22 @@ class Recorder(Strand):
 
     def _place(self, strand: Strand, op: str = "") -> tuple[int, str]:
         """Return the stack and the phase of what runs now; in a backward pass, those of what made its node."""
-        node = _current_node()
-        phase = self._phase(strand)
         stack = strand.stack
+        if not self.backward:
+            return stack, "forward"
+        node = _current_node()
+        phase = "forward" if node is None and not strand.steps else self._phase(strand, node)
         # What a module does that is called inside a backward pass is its own.
         if phase == "backward" and not (strand.opened and strand.opened[-1].node is node):
             owner = self.owner_of(node)
             stack = self.stack_at(BEFORE) if owner is None else owner
-        if self.backward:
-            self.owners.look(stack, op)
+        self.owners.look(stack, op)
         return stack, phase
 
-    def _phase(self, strand: Strand) -> str:
-        if not self.backward:
-            return "forward"
+    def _phase(self, strand: Strand, node: Any) -> str:
         if strand.steps:
             return "optimizer"
-        node = _current_node()
-        if node is None:
+        if node is None or not self.backward:
             return "forward"
         return "recompute" if strand.reruns or type(node).__name__ == _REENTRANT else "backward"
 
@@ -400,11 +412,8 @@ class Recorder(Strand):
                 ids.update(dict.fromkeys(self.storages_of(tensors_of(value), origin)))
         return tuple(ids)
 
-    def _storage(self, storage: torch.UntypedStorage, origin: str) -> int:
+    def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
         key = storage._cdata
-        index = self._known.get(key)
-        if index is not None:
-            return index
         index = self._known[key] = len(self.storages)
         self.storages.append((storage.nbytes(), _device_name(storage.device), origin))
         if origin == "op":
