@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, load_table
+from fvflops import FlopCountAnalysis, load_table, record
 from fvflops.capture.memo import clear_memo
 from fvflops.capture.record import record_call
 from fvflops.metrics import TablePricer
 
-__all__ = ["clear_memo", "count", "count_macs", "count_really"]
+__all__ = ["clear_memo", "count", "count_macs", "count_really", "record_training"]
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -31,6 +31,13 @@ def count_macs(model: nn.Module, value: torch.Tensor) -> int:
 def count_really(model: nn.Module, value: torch.Tensor) -> int:
     """Return the flops of a forward run that computes its numbers."""
     return FlopCountAnalysis(model, value, execution="real").total()
+
+
+def record_training(model: nn.Module, step: Callable[[], None]) -> int:
+    """Make a training step and return its flops in all phases."""
+    with record(model) as run:
+        step()
+    return run.total()
 
 
 def _analyse(model: nn.Module, value: torch.Tensor, loss: Loss | None) -> FlopCountAnalysis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 
 from benchmarking.cases import CASES, STEPS, Step
 from benchmarking.contenders import CONTENDERS, RATIOS, Subjects
-from benchmarking.counting import count_macs, count_really
+from benchmarking.counting import count_macs, count_really, record_training
 from benchmarking.figure import Figure, summarise_ratios, summarise_values
 from benchmarking.growth import GROWTHS, list_runs
 from benchmarking.probe import REPEATS, start_probe
@@ -123,6 +124,31 @@ def run_really(effort: Effort) -> Section:
     return Section(name, [*_ratios(name, rounds, [("counted", "plain")]), *_seconds(name, rounds)], rounds)
 
 
+def train_really(effort: Effort) -> Section:
+    """Time what recording adds to a real training step: ResNet-50, batch 8, on all cores of the CPU, in pairs."""
+    name = "resnet50, batch 8, real training step"
+    model = build("resnet50").train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    def recorded() -> None:
+        record_training(model, step)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        limits = Limits(2 * effort.limits.rounds, 60 * effort.limits.seconds, effort.limits.least)
+        rounds = run_rounds({"plain": lambda: Run(step), "recorded": lambda: Run(recorded)}, limits)
+    finally:
+        torch.set_num_threads(threads)
+    return Section(name, [*_ratios(name, rounds, [("recorded", "plain")]), *_seconds(name, rounds)], rounds)
+
+
 def _ratios(name: str, rounds: Rounds, pairs: Iterable[tuple[str, str]]) -> list[Figure]:
     seconds = rounds.seconds
     return [
@@ -143,4 +169,5 @@ SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     "growth": [partial(watch_growth, quantity) for quantity in GROWTHS],
     "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
     "real-run": [run_really],
+    "real-training": [train_really],
 }
