@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fvflops import compare
-from fvflops.analysis.comparison import shipped_tables
 from fvflops.cli import main
+from fvflops.formulas import shipped_tables
 from fvflops.metrics.difference import explain
 from fvflops.reports.comparison import render
 from fvflops.trace import Counts, Entry, ModuleTree, Status

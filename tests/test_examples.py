@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fvflops import load_table, paths
+from fvflops import load_table
 from fvflops.analysis.examples import (
     NotHere,
     WrongExample,
@@ -14,13 +14,17 @@ from fvflops.analysis.examples import (
     cost_example,
     own_rows,
 )
+from fvflops.formulas import shipped_tables
 from fvflops.formulas.example import Example, ExampleError
 from fvflops.trace import TensorSpec
 from tests.library_schemas import define_library_schemas
 from tests.torchvision_schemas import define_torchvision_schemas
 
-TABLES = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
-ROWS = [pytest.param(table, row, id=f"{table}-{row.name}") for table in TABLES for row in own_rows(load_table(table))]
+ROWS = [
+    pytest.param(table, row, id=f"{table}-{row.name}")
+    for table in shipped_tables()
+    for row in own_rows(load_table(table))
+]
 # The torch that the tables are written for; an older one lacks some ops, or their kernels for the meta device.
 WRITTEN_FOR = (2, 13)
 OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < WRITTEN_FOR

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvflops import paths
-from fvflops.formulas import TableError, load_table, register_formula
+from fvflops.formulas import TableError, load_table, register_formula, shipped_tables
 from fvflops.formulas.check import check_module, check_op
 from fvflops.formulas.loading import _read_fields, _read_ops, _read_rows
 from tests.tables import TableFolder, signature
@@ -320,11 +320,11 @@ def test_a_formula_returns_a_cost_or_a_whole_number(load, result):
 
 
 @pytest.mark.skipif(OLDER, reason="the tables are written for a newer torch, which has all their ops")
-@pytest.mark.parametrize("uri", paths.shipped_files())
-def test_a_shipped_table_passes_the_check_of_a_users(uri):
+@pytest.mark.parametrize("name", shipped_tables())
+def test_a_shipped_table_passes_the_check_of_a_users(name):
     define_torchvision_schemas()
-    path = str(Path(__file__).parent.parent / "configs" / uri.removeprefix(paths.SCHEME))
-    fields, constants = _read_fields(path, path), load_table(uri).constants
+    path = str(Path(__file__).parent.parent / "configs" / f"{name}.yaml")
+    fields, constants = _read_fields(path, path), load_table(name).constants
     for row, node in _read_ops(fields, None).values():
         check_op(row, node, constants)
     for row, node in _read_rows(fields, "modules", None).values():

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.record import Model
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, load_table, shipped_tables
 from fvflops.metrics.difference import explain
 from fvflops.trace import Counts, Status
 from fvflops.trace.comparison import Comparison, Tally
@@ -63,12 +62,6 @@ def compare(
             if first != second
         },
     )
-
-
-def shipped_tables() -> list[str]:
-    """Return the names of the conventions that are shipped, `default` first."""
-    names = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
-    return sorted(names, key=lambda name: (name != "default", name))
 
 
 def _tally(table: FormulaTable, counts: Counts) -> Tally:

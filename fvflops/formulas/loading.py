@@ -38,7 +38,20 @@ _WORD = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
+# Files that fvflops ships beside its tables.
+_NO_TABLES = ("devices",)
+
 Rows = dict[str, tuple[Row, Node]]
+
+
+def shipped_tables() -> list[str]:
+    """Return the names of the tables that fvflops ships, `default` first.
+
+    >>> shipped_tables()[:2]
+    ['default', 'calflops']
+    """
+    names = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
+    return sorted((name for name in names if name not in _NO_TABLES), key=lambda name: (name != "default", name))
 
 
 def load_table(name: str) -> FormulaTable:
@@ -54,7 +67,7 @@ def load_table(name: str) -> FormulaTable:
     """
     name = os.fspath(name)
     if not name.strip():
-        raise TableError(f"the name of a table is empty: write one of {', '.join(_shipped_names())}, or a path")
+        raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")
     path = _locate(name, None)
     if path.startswith(paths.SCHEME):
         return _load_shipped(path)
@@ -74,7 +87,7 @@ def _locate(name: str, base: str | None) -> str:
 def _shipped(name: str) -> str:
     """Return where a table of this name is shipped, or nothing."""
     path = f"{paths.SCHEME}{name}.yaml"
-    return path if _WORD.fullmatch(name) and paths.exists(path) else ""
+    return path if _WORD.fullmatch(name) and name not in _NO_TABLES and paths.exists(path) else ""
 
 
 def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
@@ -123,7 +136,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
     try:
         document = read_document(path, file)
     except TableError as error:
-        near = get_close_matches(file, _shipped_names(), n=1)
+        near = get_close_matches(file, shipped_tables(), n=1)
         if near and isinstance(error.__cause__, OSError):
             raise TableError(f"{error}; did you mean {near[0]!r}?") from None
         raise
@@ -139,13 +152,13 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     name = node.text("extends")
     if not name.strip():
-        raise node.mistake(f"extends is empty: write one of {', '.join(_shipped_names())}, or a path")
+        raise node.mistake(f"extends is empty: write one of {', '.join(shipped_tables())}, or a path")
     if len(chain) >= MAX_EXTENDS:
         raise node.mistake(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
     base = _locate(name, path)
     if not paths.exists(base):
-        near = get_close_matches(name, _shipped_names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(_shipped_names())}"
+        near = get_close_matches(name, shipped_tables(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(shipped_tables())}"
         raise node.mistake(f"extends: there is no table {shorten(base, 300)!r}: {hint}")
     if any(_same_file(base, other) for other in chain):
         raise node.mistake(f"extends: a cycle: {' extends '.join((*chain, base))}")
@@ -156,10 +169,6 @@ def _same_file(one: str, other: str) -> bool:
     if "://" in one or "://" in other:
         return one == other
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _shipped_names() -> list[str]:
-    return [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
 
 
 def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
