@@ -59,10 +59,10 @@ class Node:
             raise self.mistake(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {shorten(text)!r}")
         return text
 
-    def items(self, what: str) -> list[Node]:
-        """Return the value where it is a list."""
+    def items(self, what: str, such_as: str = "[aten::view, aten::t]") -> list[Node]:
+        """Return the value where it is a list; `such_as` is one that could stand there."""
         if not isinstance(self.value, list):
-            raise self.mistake(f"{what} is {self.form}, not a list such as [aten::view, aten::t]")
+            raise self.mistake(f"{what} is {self.form}, not a list such as {such_as}")
         return self.value
 
     def fields(self, what: str) -> dict[str, Node]:
