@@ -11,6 +11,8 @@ from collections.abc import Sequence
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
 
 def format_size(count: int, *, digits: int = 3, hide_zero: bool = False) -> str:
     """Return a count with the suffix K, M, G, T or P and at most `digits` digits behind the point.
@@ -56,6 +58,16 @@ def format_percent(part: int, whole: int) -> str:
     if part and not tenths:
         return "<0.1%"
     return f"{tenths / 10:.1f}%"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the largest unit of which there is one, with three digits.
+
+    >>> format_seconds(75.3164), format_seconds(0.05), format_seconds(3.2e-6), format_seconds(1234.5)
+    ('75.3 s', '50 ms', '3.2 µs', '1,230 s')
+    """
+    unit, name = next((step for step in _TIMES if seconds >= step[0]), _TIMES[-1])
+    return f"{float(f'{seconds / unit:.3g}'):,.12g} {name}"
 
 
 def format_thousands(count: int) -> str:

@@ -11,6 +11,7 @@ from fvflops.units import (
     format_elements,
     format_percent,
     format_quantity,
+    format_seconds,
     format_shape,
     format_size,
     format_thousands,
@@ -82,6 +83,14 @@ def test_a_percentage_is_within_half_of_its_last_digit(part, rest):
         assert 0 < part * 2000 <= part + rest
     else:
         assert abs(float(text.removesuffix("%")) / 100 - part / (part + rest)) <= 0.000500001
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1, "1 s"), (59.96, "60 s"), (1234.5, "1,230 s"), (0.99, "990 ms"), (2.345e-6, "2.35 µs"), (1e-10, "0.1 ns")],
+)
+def test_a_time_reads_as_worked_out_by_hand(seconds, text):
+    assert format_seconds(seconds) == text
 
 
 def test_the_other_formats_keep_every_digit():
