@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
+    from fvflops.metrics.devices import Device, find_device
+    from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
 
     JitModelAnalysis = ModelAnalysis
@@ -36,6 +38,7 @@ _HOMES = {
     "Call": "fvflops.formulas",
     "Cost": "fvflops.formulas",
     "Counts": "fvflops.trace",
+    "Device": "fvflops.metrics.devices",
     "FlopCountAnalysis": "fvflops.analysis",
     "FormulaTable": "fvflops.formulas",
     "ModelAnalysis": "fvflops.analysis",
@@ -43,12 +46,16 @@ _HOMES = {
     "Summary": "fvflops.trace",
     "Trace": "fvflops.trace",
     "TrainingStepAnalysis": "fvflops.analysis",
+    "UtilisationError": "fvflops.metrics.utilisation",
     "activation_count": "fvflops.analysis",
     "compare": "fvflops.analysis",
+    "find_device": "fvflops.metrics.devices",
     "flop_count": "fvflops.analysis",
     "flop_count_str": "fvflops.analysis",
     "flop_count_table": "fvflops.analysis",
+    "hfu": "fvflops.metrics.utilisation",
     "load_table": "fvflops.formulas",
+    "mfu": "fvflops.metrics.utilisation",
     "parameter_count": "fvflops.analysis",
     "parameter_count_table": "fvflops.analysis",
     "record": "fvflops.analysis",
@@ -64,6 +71,7 @@ __all__ = [
     "Call",
     "Cost",
     "Counts",
+    "Device",
     "FlopCountAnalysis",
     "FormulaTable",
     "JitModelAnalysis",
@@ -72,12 +80,16 @@ __all__ = [
     "Summary",
     "Trace",
     "TrainingStepAnalysis",
+    "UtilisationError",
     "activation_count",
     "compare",
+    "find_device",
     "flop_count",
     "flop_count_str",
     "flop_count_table",
+    "hfu",
     "load_table",
+    "mfu",
     "parameter_count",
     "parameter_count_table",
     "record",
