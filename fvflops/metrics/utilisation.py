@@ -59,8 +59,8 @@ def mfu(
     phase "recompute" is left out: what is run twice to save memory is not the model's. Keep it out of a number too.
 
     PaLM's figure counts matrix products alone, forward and backward. The table `default` is these and norms, pooling
-    and the like, below a hundredth; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. An op
-    that the table does not know is not in it: see the counts' ledger.
+    and the like, a thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in
+    PaLM. An op that the table does not know is not in it: see the counts' ledger.
 
     `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in a file of your own give
     `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` takes the peak for
