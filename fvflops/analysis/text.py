@@ -7,11 +7,13 @@ from torch import nn
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.reports import parameters, table, tree
-from fvflops.trace import Summary
+from fvflops.trace import PHASES, Summary
 
 
 def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> Summary:
     """Return what reports show of an analysis, with the activations beside the flops where they are given.
+
+    Where more than a forward pass was recorded, each phase has a column of its flops.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
@@ -23,6 +25,7 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     columns = {"parameters": dict(flops.module_tree().count_parameters())}
     columns |= {heading: dict(analysis.by_module()) for heading, analysis in analyses.items()}
     counts = flops.counts()
+    columns |= _by_phase(flops)
     return Summary(
         modules=flops.trace().modules,
         columns=columns,
@@ -94,6 +97,15 @@ def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> S
         if analysis is not None:
             analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     return summarise(flops, activations)
+
+
+def _by_phase(flops: ModelAnalysis) -> dict[str, dict[str, int]]:
+    phases = {phase for *_, phase in flops.trace().calls}
+    if phases <= {"forward"}:
+        return {}
+    by_module = flops.by_module_and_phase()
+    present = [phase for phase in PHASES if phase in phases]
+    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
 
 
 def _about(analysis: ModelAnalysis) -> dict[str, str]:

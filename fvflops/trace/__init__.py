@@ -5,9 +5,10 @@ from fvflops.trace.modules import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.summary import Summary
-from fvflops.trace.trace import Event, Region, StopsAt, Storage, Trace, TraceError
+from fvflops.trace.trace import PHASES, Event, Region, StopsAt, Storage, Trace, TraceError
 
 __all__ = [
+    "PHASES",
     "Counts",
     "Entry",
     "Event",

@@ -13,6 +13,8 @@ from fvflops.trace.signature import RegionSignature, Signature, packet_of
 from fvflops.trace.spec import Value, decode_value, encode_value
 
 SCHEMA = 1
+# In the order in which a training step has them; "forward" is all that is none of the others.
+PHASES = ("forward", "recompute", "backward", "optimizer")
 _FORMAT = "fvflops.trace"
 
 
