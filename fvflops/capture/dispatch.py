@@ -75,7 +75,7 @@ class RecordingMode(WrapperAware):
         kwargs = {} if kwargs is None else kwargs
         if is_foreign(types):
             return self.leave_to_wrapper(func, types, args, kwargs)
-        if is_fake(types):
+        if self.recorder.paused or is_fake(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:

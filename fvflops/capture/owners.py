@@ -53,6 +53,12 @@ class Owners:
         """Leave the nodes that this thread made since the last look without an owner."""
         self._threads.setdefault(get_ident(), _Numbers(0)).next = _next_number()
 
+    def forget_before(self, count: int) -> None:
+        """Keep the owners of so many of the last nodes of each thread: graphs do not live for ever."""
+        for numbers in self._threads.values():
+            if len(numbers.given) > count:
+                numbers.given = dict(list(numbers.given.items())[-count:])
+
     def of(self, node: Any) -> int | None:
         """Return the stack under which a node was made, or None where no recording saw that."""
         number = node._sequence_nr()

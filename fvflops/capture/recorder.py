@@ -33,6 +33,9 @@ from fvflops.trace.rows import Rows
 
 Result = TypeVar("Result")
 
+# (signature, stack, phase) → number of calls.
+_Calls = Counter[tuple[int, int, str]]
+
 _NO_TENSORS: tuple[Value, ...] = ()
 # The node whose backward runs a checkpointed forward again, and the one that adds to a leaf's gradient.
 _REENTRANT = "CheckpointFunctionBackward"
@@ -52,15 +55,23 @@ class Recorder(Strand):
     inside a backward pass. `events` and `storages` are the rows of what the Trace will hold under these names, and
     `describe` makes the spec of a tensor. `failure` is the first thing that the run could not do: the op's name, the
     module's, and the error. `weigh` says what a call counts for where two things that might be done are compared.
-    `homes` gives the modules of the model's parameters and buffers, by the tensors' ids.
+    `homes` gives the modules of the model's parameters and buffers, by the tensors' ids. With a `limit`, of more events
+    than that only their numbers are kept, not their order.
     """
 
     def __init__(
-        self, stops_at: StopsAt, *, backward: bool = True, weigh: Callable[[Signature], int] | None = None
+        self,
+        stops_at: StopsAt,
+        *,
+        backward: bool = True,
+        weigh: Callable[[Signature], int] | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__(0)
         self.stops_at = stops_at
         self._weigh = weigh
+        self._limit = limit
+        self._folded: tuple[_Calls, _Calls] | None = None
         self.thread = threading.get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
@@ -108,18 +119,23 @@ class Recorder(Strand):
             strand = self._strands[thread] = Strand(len(self._strands) + 1)
         return strand
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is taken down just now."""
+        return self._unpaused is not None
+
     def pause(self) -> bool:
         """Take nothing down until `resume`, and return whether that is new; entering and leaving is kept account of."""
-        if self._unpaused is not None:
+        if self.paused:
             return False
-        self._unpaused, self.events = self.events, []
+        self._unpaused, self.events = self.events, _Ends()
         return True
 
     def resume(self) -> None:
         """Take down what happens from now on; the nodes that autograd made meanwhile have no owner."""
         if self._unpaused is not None:
-            ends = [event for event in self.events if event[0] == "free"]
-            self.events, self._unpaused = self._unpaused + ends, None
+            self._unpaused += self.events
+            self.events, self._unpaused = self._unpaused, None
             self.owners.forget()
 
     def region(self, region: Region) -> int:
@@ -267,6 +283,21 @@ class Recorder(Strand):
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
         self.events.append(("op", number, stack, phase, strand.thread_number, reads, writes))
+        if self._limit is not None and len(self.events) >= self._limit:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep of the events how often each call was made: all of a long run would fill the memory."""
+        self._folded = self._count(self.events)
+        self.events.clear()
+        self.owners.forget_before(self._limit or 0)
+
+    def _count(self, events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
+        """Return how often each op and each region was called, in these events and in those that were let go."""
+        calls, region_calls = self._folded or (Counter(), Counter())
+        ops = Counter([event[1:4] for event in events if event[0] == "op"])
+        exits = Counter([event[1:4] for event in events if event[0] == "exit"])
+        return calls + ops, region_calls + exits
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
@@ -351,10 +382,7 @@ class Recorder(Strand):
         """Return what was taken down so far."""
         events = self.events if self._unpaused is None else self._unpaused
         events = list(events) if self.recording else events  # which go on growing
-        calls: Counter[tuple[int, int, str]] = Counter()
-        region_calls: Counter[tuple[int, int, str]] = Counter()
-        calls.update([event[1:4] for event in events if event[0] == "op"])
-        region_calls.update([event[1:4] for event in events if event[0] == "exit"])
+        calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
         outsiders = [name for name in (BEFORE, OUTSIDE) if Region("module", name) in self._regions]
         return Trace(
@@ -365,8 +393,8 @@ class Recorder(Strand):
             region_signatures=Rows(RegionSignature, self._region_signatures),
             calls=dict(calls),
             region_calls=dict(region_calls),
-            events=Rows(_event, events),
-            storages=Rows(Storage, self.storages),
+            events=Rows(_event, events) if self._folded is None else None,
+            storages=Rows(Storage, self.storages) if self._folded is None else (),
             stops_at=self.stops_at,
             decomposed=frozenset(self._decomposed),
             active=frozenset(self._active),
@@ -415,7 +443,7 @@ class Recorder(Strand):
     def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
         key = storage._cdata
         index = self._known[key] = len(self.storages)
-        self.storages.append((storage.nbytes(), _device_name(storage.device), origin))
+        self.storages.append(_storage_row(storage.nbytes(), storage.device, origin))
         if origin == "op":
             self.fresh[key] = index
         self._watches[index] = weakref.ref(storage, lambda _: self._gone(key, index))
@@ -449,9 +477,18 @@ def _event(
     return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised)
 
 
-@lru_cache(maxsize=64)
-def _device_name(device: torch.device) -> str:
-    return str(device)
+@lru_cache(maxsize=1 << 12)
+def _storage_row(nbytes: int, device: torch.device, origin: str) -> tuple[int, str, str]:
+    """Return the row of a storage; equal ones are one object."""
+    return nbytes, str(device), origin
+
+
+class _Ends(list[tuple[Any, ...]]):
+    """The events of a pause, of which only the ends of storages are kept."""
+
+    def append(self, event: tuple[Any, ...]) -> None:
+        if event[0] == "free":
+            super().append(event)
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -29,6 +29,8 @@ from fvflops.capture.watching import eager, is_compiler_loaded, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
+# Of a longer run only the numbers of calls are kept: so many events take some 100 MB.
+_EVENTS = 1 << 18
 
 
 class Session:
@@ -82,7 +84,8 @@ class Session:
         """Record from now on; a session can be started once."""
         if self._recorder is not None:
             raise RuntimeError("a recording was begun a second time: make another")
-        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh)
+        limit = _EVENTS if self._execution == "real" else None
+        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit)
         recorder.homes = self._reading.homes()
         self._thread = threading.get_ident()
         with ExitStack() as stack:
