@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -14,7 +15,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import Schedule, action_at
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
-from fvflops.trace import Counts, Trace, TraceError
+from fvflops.trace import Counts, ModuleTree, Trace, TraceError
 
 OnTraceReady = Callable[["record"], Any]
 
@@ -69,6 +70,8 @@ class record(FlopCountAnalysis):
         self._session: Session | None = None
         self._step = 0
         self._entered = False
+        self._paused = False
+        self._length = -1
         self._done: list[Trace] = []
         self._cycle: list[Trace] = []
         self._modules = self._make_session().modules
@@ -104,23 +107,27 @@ class record(FlopCountAnalysis):
         self._begin()
 
     def pause(self) -> None:
-        """Take nothing down until `resume`."""
-        if self._session is not None:
+        """Take nothing down until `resume`, in this step and in later ones."""
+        if not self._paused and self._session is not None:
             self._session.pause()
+        self._paused = True
 
     def resume(self) -> None:
         """Take down what happens from now on."""
-        if self._session is not None:
+        if self._paused and self._session is not None:
             self._session.resume()
+        self._paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take nothing down as long as this context lasts."""
+        before = self._paused
         self.pause()
         try:
             yield
         finally:
-            self.resume()
+            if not before:
+                self.resume()
 
     def in_shapes(self, values: Any) -> Any:
         """Return nested values, in a run by shapes, with tensors of the run's device in the place of those on meta."""
@@ -128,12 +135,13 @@ class record(FlopCountAnalysis):
 
     def trace(self) -> Trace:
         """Return what was recorded, of all steps together; before anything was, it raises TraceError."""
-        parts = list(self.steps)
-        if self._session is not None:
-            parts.append(self._session.trace())
-        if not parts:
-            raise TraceError("nothing was recorded: no step was active, or the with block was not entered")
-        if self._trace is None or self._session is not None:
+        self._forget_what_is_old()
+        if self._trace is None:
+            parts = list(self.steps)
+            if self._session is not None:
+                parts.append(self._session.trace())
+            if not parts:
+                raise TraceError("nothing was recorded: no step was active, or the with block was not entered")
             self._trace = parts[0] if len(parts) == 1 else Trace.merge(parts)
         missing = self._missing_stops()
         if missing:
@@ -142,11 +150,29 @@ class record(FlopCountAnalysis):
             )
         return self._trace
 
+    def module_tree(self) -> ModuleTree:
+        """Return the model's module tree, with owners such as "<before recording>" where there is work of theirs."""
+        return self.trace().modules if self._session is not None or self.steps else super().module_tree()
+
     def counts(self) -> Counts:
         """Return the counts of what was recorded: every entry, with its op, scope, phase and status."""
-        if self._session is not None:
-            self._counts = self._by_both = None
+        self._forget_what_is_old()
         return super().counts()
+
+    def _table_of_counts(self) -> dict[str, Counter[str]]:
+        self._forget_what_is_old()
+        return super()._table_of_counts()
+
+    def _warn(self, counts: Counts) -> None:
+        if self._session is None:  # else there is more to come
+            super()._warn(counts)
+
+    def _forget_what_is_old(self) -> None:
+        """Forget what was told of a recording that has gone on since."""
+        length = -1 if self._session is None else self._session.length
+        if length != self._length:
+            self._length = length
+            self._trace = self._counts = self._by_both = None
 
     def _action(self) -> str:
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
@@ -158,17 +184,21 @@ class record(FlopCountAnalysis):
         if self._action() in ("record", "record_and_save"):
             session = self._make_session()
             session.start()
+            if self._paused:
+                session.pause()
             self._session = session
 
     def _end(self, *, complete: bool) -> None:
-        session, self._session = self._session, None
+        session = self._session
         if session is None:
             return
-        self._trace = self._counts = self._by_both = None
+        session.check_thread()
+        self._session = None
         try:
             session.stop(complete=complete)
         finally:
             self._cycle.append(session.trace())
+            self._trace = self._counts = self._by_both = None
 
     def _hand_over(self) -> None:
         self._done += self._cycle

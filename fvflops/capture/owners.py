@@ -49,10 +49,6 @@ class Owners:
             numbers.given[number - 1] = stack, op
             numbers.next = number
 
-    def forget(self) -> None:
-        """Leave the nodes that this thread made since the last look without an owner."""
-        self._threads.setdefault(get_ident(), _Numbers(0)).next = _next_number()
-
     def forget_before(self, count: int) -> None:
         """Keep the owners of so many of the last nodes of each thread: graphs do not live for ever."""
         for numbers in self._threads.values():

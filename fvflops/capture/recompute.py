@@ -11,7 +11,7 @@ import torch
 from torch.utils import checkpoint
 
 from fvflops.capture.patch import Patch
-from fvflops.capture.recorder import Recorder
+from fvflops.capture.recorder import BEFORE, Recorder
 
 _HOOK: Any = checkpoint._recomputation_hook
 _MAKE_FRAME = Patch(checkpoint._CheckpointFrame, "__init__")
@@ -26,11 +26,12 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
     """Tell a recorder of each forward that activation checkpointing runs again, for as long as the context lasts.
 
     What runs again belongs to the stack under which `checkpoint` was called. Without reentrancy it runs while a saved
-    tensor is unpacked, so the hook for that is watched; with it, inside the backward of CheckpointFunction, of which
-    only that node's own ops are the rerun, while the ops of the nodes made by it are a backward pass.
+    tensor is unpacked, so the hook for that is watched; with it, inside the backward of CheckpointFunction: its own ops
+    are the rerun, while those of the nodes made by it are a backward pass, and so is the addition of gradients that
+    autograd does for its node.
     """
     called: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by frame
-    runs: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()  # by hook: where, and whence
+    runs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # by hook: where, and whence
 
     def make_frame(original: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -43,9 +44,9 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
     def make_hook(original: Any) -> Any:
         def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
             original(self, frame, *args, **kwargs)
-            stack = called.get(frame())
-            if stack is not None:
-                runs[self] = stack, 0
+            if recorder.is_here():
+                stack = called.get(frame())
+                runs[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
 
         return init
 
@@ -53,6 +54,7 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
         def enter(self: Any) -> Any:
             if self in runs and recorder.is_here():
                 runs[self] = runs[self][0], recorder.begin_rerun(runs[self][0])
+                recorder.here().reruns += 1
             return original(self)
 
         return enter
@@ -60,6 +62,7 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
     def leave_hook(original: Any) -> Any:
         def leave(self: Any, *error: Any) -> Any:
             if self in runs and recorder.is_here():
+                recorder.here().reruns -= 1
                 recorder.end_rerun(runs[self][1])
             return original(self, *error)
 
@@ -67,15 +70,13 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
 
     def go_back(original: Any) -> Any:
         def backward(ctx: Any, *gradients: Any) -> Any:
-            owner = recorder.owner_of(torch._C._current_autograd_node()) if recorder.is_here() else None
-            if owner is None:
+            if not recorder.is_here():
                 return original(ctx, *gradients)
-            strand = recorder.here()
-            before, strand.stack = strand.stack, owner
+            before = recorder.begin_rerun(recorder.owner_of(torch._C._current_autograd_node()))
             try:
                 return original(ctx, *gradients)
             finally:
-                strand.stack = before
+                recorder.end_rerun(before)
 
         return backward
 

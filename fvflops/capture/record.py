@@ -124,7 +124,8 @@ def one_at_a_time() -> Iterator[None]:
 def unseen() -> Iterator[None]:
     """Keep the recordings that go on around this one from taking down what it runs."""
     outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WrapperAware)]
-    outer = [recorder for recorder in outer if recorder.pause()]
+    for recorder in outer:
+        recorder.pause()
     try:
         yield
     finally:
@@ -269,7 +270,7 @@ class _Run:
     def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=_shape_run_is_on())
+            mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
             mode.reals.know(*self._held())
             mode.reals.know(*self._inputs())
             args, kwargs = self._args, self._kwargs
@@ -369,7 +370,8 @@ class _Run:
             yield undo_log
 
 
-def _shape_run_is_on() -> bool:
+def shape_run_is_on() -> bool:
+    """Return whether a run by shapes goes on in this thread."""
     return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import CheckpointFunction
 
 from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
@@ -37,8 +38,10 @@ Result = TypeVar("Result")
 _Calls = Counter[tuple[int, int, str]]
 
 _NO_TENSORS: tuple[Value, ...] = ()
-# The node whose backward runs a checkpointed forward again, and the one that adds to a leaf's gradient.
+# The node whose backward runs a checkpointed forward again, torch's own and that of libraries which copied it.
 _REENTRANT = "CheckpointFunctionBackward"
+_TORCHS_OWN: type = CheckpointFunction._backward_cls
+# The node that adds to a leaf's gradient.
 _ACCUMULATES = "AccumulateGrad"
 # Owners that are no modules of the model.
 BEFORE = "<before recording>"
@@ -72,6 +75,7 @@ class Recorder(Strand):
         self._weigh = weigh
         self._limit = limit
         self._folded: tuple[_Calls, _Calls] | None = None
+        self._let_go = 0
         self.thread = threading.get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
@@ -93,12 +97,18 @@ class Recorder(Strand):
         self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._strands: dict[int, Strand] = {}
-        self._unpaused: list[tuple[Any, ...]] | None = None
+        self._pauses = 0
+        self._kept: list[tuple[Any, ...]] | None = None  # what was taken down, while nothing more is
         self.events: list[tuple[Any, ...]] = []
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = Owners()
+
+    @property
+    def length(self) -> int:
+        """How many events were taken down."""
+        return self._let_go + len(self._taken_down())
 
     def is_here(self) -> bool:
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
@@ -122,21 +132,19 @@ class Recorder(Strand):
     @property
     def paused(self) -> bool:
         """Whether nothing is taken down just now."""
-        return self._unpaused is not None
+        return self._pauses > 0
 
-    def pause(self) -> bool:
-        """Take nothing down until `resume`, and return whether that is new; entering and leaving is kept account of."""
-        if self.paused:
-            return False
-        self._unpaused, self.events = self.events, _Ends()
-        return True
+    def pause(self) -> None:
+        """Take nothing down until `resume` was called as often; entering and leaving is kept account of."""
+        self._pauses += 1
+        if self._kept is None:
+            self._kept, self.events = self.events, _Ends()
 
     def resume(self) -> None:
-        """Take down what happens from now on; the nodes that autograd made meanwhile have no owner."""
-        if self._unpaused is not None:
-            self._unpaused += self.events
-            self.events, self._unpaused = self._unpaused, None
-            self.owners.forget()
+        """Take down what happens from now on, if this ends the last pause."""
+        self._pauses -= 1
+        if not self._pauses and self.recording:
+            self.events, self._kept = self._taken_down(), None
 
     def region(self, region: Region) -> int:
         """Return the number of a region."""
@@ -230,8 +238,8 @@ class Recorder(Strand):
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
 
-    def owner_of(self, node: Any) -> int | None:
-        """Return the stack under which a node of autograd's graph was made, or None where it was not seen."""
+    def owner_of(self, node: Any) -> int:
+        """Return the stack under which a node of autograd's graph was made, that of `BEFORE` where it was not seen."""
         if type(node).__name__ == _ACCUMULATES:
             key = id(node.variable)
             stack = self._home_stacks.get(key)
@@ -239,21 +247,21 @@ class Recorder(Strand):
                 stack = self.stack_at(self.homes[key]) if key in self.homes else 0
                 self._home_stacks[key] = stack
             return stack
-        return self.owners.of(node)
+        owner = self.owners.of(node)
+        return self.stack_at(BEFORE) if owner is None else owner
 
-    def begin_rerun(self, stack: int) -> int:
+    def begin_rerun(self, stack: int) -> tuple[int, Any]:
         """Note that a checkpointed forward runs again, under a stack, and return what `end_rerun` wants back."""
         strand = self.here()
-        strand.reruns += 1
-        before, strand.stack = strand.stack, stack
+        before = strand.stack, strand.rerun
+        strand.stack, strand.rerun = stack, _current_node()
         return before
 
-    def end_rerun(self, before: int) -> None:
+    def end_rerun(self, before: tuple[int, Any]) -> None:
         """Note that a checkpointed forward has been run again, as far as it was needed."""
         strand = self.here()
         self.owners.look(strand.stack)
-        strand.reruns -= 1
-        strand.stack = before
+        strand.stack, strand.rerun = before
 
     def activate(self) -> None:
         """Note that something ran under the present stack that is no op."""
@@ -283,12 +291,13 @@ class Recorder(Strand):
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
         self.events.append(("op", number, stack, phase, strand.thread_number, reads, writes))
-        if self._limit is not None and len(self.events) >= self._limit:
+        if self._limit is not None and len(self.events) >= self._limit and not self._pauses:
             self._fold()
 
     def _fold(self) -> None:
         """Keep of the events how often each call was made: all of a long run would fill the memory."""
         self._folded = self._count(self.events)
+        self._let_go += len(self.events)
         self.events.clear()
         self.owners.forget_before(self._limit or 0)
 
@@ -373,34 +382,49 @@ class Recorder(Strand):
             )
 
     def close(self) -> None:
-        """Take nothing more down."""
-        self.resume()
+        """Take nothing more down, though regions may be left that were entered before."""
         self.recording = False
+        self._kept, self.events = self._taken_down(), []
         self._watches.clear()
+        for strand in (self, *self._strands.values()):
+            strand.steps.clear()  # one that raised holds its frame
 
     def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
         """Return what was taken down so far."""
-        events = self.events if self._unpaused is None else self._unpaused
-        events = list(events) if self.recording else events  # which go on growing
+        events = list(self._taken_down()) if self.recording else self._taken_down()
         calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
-        outsiders = [name for name in (BEFORE, OUTSIDE) if Region("module", name) in self._regions]
+        outsiders = self._outsiders({*self._active, *(stack for _, stack, _ in region_calls)})
         return Trace(
             modules=modules.including(outsiders) if outsiders else modules,
             regions=tuple(self._regions),
             stacks=tuple(self._paths),
             signatures=tuple(self._signatures),
-            region_signatures=Rows(RegionSignature, self._region_signatures),
+            region_signatures=Rows(RegionSignature, list(self._region_signatures)),
             calls=dict(calls),
             region_calls=dict(region_calls),
             events=Rows(_event, events) if self._folded is None else None,
-            storages=Rows(Storage, self.storages) if self._folded is None else (),
+            storages=Rows(Storage, list(self.storages) if self.recording else self.storages)
+            if self._folded is None
+            else (),
             stops_at=self.stops_at,
             decomposed=frozenset(self._decomposed),
             active=frozenset(self._active),
             about=dict(about),
             complete=complete,
         )
+
+    def _outsiders(self, stacks: Collection[int]) -> list[str]:
+        """Return those owners that are no modules that are in any of these stacks."""
+        owners = {Region("module", name): name for name in (BEFORE, OUTSIDE)}
+        numbers = {self._regions[region]: name for region, name in owners.items() if region in self._regions}
+        found = {index for stack in stacks for index in self._paths[stack]}
+        return [name for index, name in numbers.items() if index in found]
+
+    def _taken_down(self) -> list[tuple[Any, ...]]:
+        if self._kept is None:
+            return self.events
+        return self._kept + self.events
 
     def _specs(self, values: Any) -> tuple[Value, ...]:
         """Return the specs of the tensors in nested values, in order."""
@@ -412,20 +436,26 @@ class Recorder(Strand):
         if not self.backward:
             return stack, "forward"
         node = _current_node()
-        phase = "forward" if node is None and not strand.steps else self._phase(strand, node)
-        # What a module does that is called inside a backward pass is its own.
-        if phase == "backward" and not (strand.opened and strand.opened[-1].node is node):
-            owner = self.owner_of(node)
-            stack = self.stack_at(BEFORE) if owner is None else owner
+        # Nearly all ops of a forward pass come no further.
+        phase = self._phase(strand, node) if node is not None or strand.steps or self.owners.callers else "forward"
+        # What a module does that is called inside a backward pass is its own, and so is what a checkpoint reruns.
+        if node is not None and node is not strand.rerun and phase != "optimizer" and not strand.has_opened_for(node):
+            stack = self.owner_of(node)
         self.owners.look(stack, op)
         return stack, phase
 
     def _phase(self, strand: Strand, node: Any) -> str:
         if strand.steps:
-            return "optimizer"
-        if node is None or not self.backward:
+            strand.drop_ended_steps()
+            if strand.steps:
+                return "optimizer"
+        if not self.backward:
             return "forward"
-        return "recompute" if strand.reruns or type(node).__name__ == _REENTRANT else "backward"
+        if node is None:
+            # What autograd calls back when it is done with all nodes runs for none.
+            return "backward" if self.owners.callers and self.owners.callers[-1] == threading.get_ident() else "forward"
+        again = strand.reruns or strand.rerun is node or _is_rerun_of_others(node)
+        return "recompute" if again else "backward"
 
     def storages_of(self, values: Any, origin: str = "outside") -> tuple[int, ...]:
         """Return the numbers of the storages of nested tensors, each once."""
@@ -455,6 +485,10 @@ class Recorder(Strand):
             self.fresh.pop(key, None)
             self._watches.pop(index, None)
             self.freed(index)
+
+
+def _is_rerun_of_others(node: Any) -> bool:
+    return type(node).__name__ == _REENTRANT and type(node) is not _TORCHS_OWN
 
 
 def _first_line(error: BaseException) -> str:

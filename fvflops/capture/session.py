@@ -19,7 +19,7 @@ from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.optimizers import OptimizerStates
 from fvflops.capture.passes import gradients_restored
 from fvflops.capture.reading import Reading
-from fvflops.capture.record import ExecutionError, Weigh, choose_device
+from fvflops.capture.record import ExecutionError, Weigh, choose_device, shape_run_is_on, unseen
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
@@ -38,7 +38,8 @@ class Session:
 
     `model` is a module, whose wrapper for data parallelism is looked through, or None. `execution` is "real": the
     program runs as it would without, and what it changes stays changed; or "shapes": nothing is computed, as in
-    `record_call`, and at the end the model and the optimizers that took a step are as they were.
+    `record_call`, recordings around this one see nothing of it, and at the end the model and the optimizers that took a
+    step are as they were.
     """
 
     def __init__(
@@ -105,12 +106,13 @@ class Session:
         trim_memo()
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
+        stack.enter_context(unseen())
         snapshot, undo_log = Snapshot(reading, ()), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
-        mode = ShapeMode(recorder, undo_log, device, homes, self._rules)
+        mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
         stack.callback(mode.close)
         mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
         self._stand_ins = StandIns(mode)
@@ -127,8 +129,7 @@ class Session:
         another way than it would have, raises ExecutionError.
         """
         recorder = self._running()
-        if threading.get_ident() != self._thread:
-            raise RuntimeError("a recording ends in the thread in which it was begun")
+        self.check_thread()
         self._complete = complete
         try:
             self._stack.close()
@@ -140,6 +141,16 @@ class Session:
                 self._complete = False
                 error = recorder.failure[2]
                 raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a recording ends in the thread in which it was begun")
+
+    @property
+    def length(self) -> int:
+        """How many events there are so far."""
+        return self._running().length
 
     def pause(self) -> None:
         """Take nothing down until `resume`."""

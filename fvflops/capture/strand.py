@@ -33,8 +33,8 @@ class Strand:
     """The place of one thread in a run.
 
     `thread_number` is 0 for the thread that is recorded, `stack` the stack that is open, `opened` the regions in it
-    that this thread has entered, `reruns` how many checkpointed forwards run again just now, `steps` the optimizers'
-    steps.
+    that this thread has entered, `rerun` the node in whose backward a checkpointed forward runs again, `reruns` how
+    many do so while a saved tensor is unpacked, `steps` the optimizers' steps.
     """
 
     def __init__(self, thread_number: int) -> None:
@@ -42,7 +42,12 @@ class Strand:
         self.stack = 0
         self.opened: list[Opened] = []
         self.reruns = 0
+        self.rerun: Any = None
         self.steps: list[Step] = []
+
+    def has_opened_for(self, node: Any) -> bool:
+        """Return whether the region that is open was entered while a node's backward ran."""
+        return bool(self.opened) and self.opened[-1].node is node
 
     def drop_ended_steps(self) -> None:
         """Forget the optimizers' steps that raised, and so told nobody of their end."""
