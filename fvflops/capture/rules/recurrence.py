@@ -105,14 +105,14 @@ def cudnn_backward(
     hx: torch.Tensor,
     cx: torch.Tensor | None,
     *rest: Any,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor | None]]:
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor]]:
     """Return the gradients of the input, the states, the cells and the weights, those asked for."""
     mask = rest[-1]
     return (
         _whole(input) if mask[0] else None,
         _whole(hx) if mask[1] else None,
         _whole(cx) if mask[2] and cx is not None else None,
-        [torch.empty_like(item) if mask[3] else None for item in weight],
+        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors would fit no list
     )
 
 
