@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
-from fvflops.formulas.recurrence import count_recurrence, count_recurrence_backward, find_matrices, find_rows
+from fvflops.formulas.recurrence import (
+    count_recurrence,
+    count_recurrence_backward,
+    find_matrices,
+    find_rows,
+    wants_weights,
+)
 from fvflops.trace import tensors_in
 
 # cuDNN's, MIOpen's and oneDNN's numbers of the cells.
@@ -71,9 +77,17 @@ def count_exact_recurrence(call: Call) -> Cost:
 
 
 def count_exact_recurrence_backward(call: Call) -> Cost:
-    """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates."""
+    """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
+
+    Where one op runs all layers, also dropout's two operations between them, and the sum of what reaches an input from
+    two directions. Without the gradients of the weights there are none of the biases.
+    """
     products = count_recurrence_backward(call)
-    flops = find_rows(call) * _units(call) * _cell(call).backward(_biases(call), call.constants)
+    biases = _biases(call) if wants_weights(call) else 0
+    each = _units(call) * _cell(call).backward(biases, call.constants) - _narrower(call)
+    if call.arguments.get("bidirectional"):
+        each += sum(_inputs(call))
+    flops = find_rows(call) * each + _dropout(call)
     return Cost(products.macs, products.flops + flops, products.activations)
 
 
@@ -112,10 +126,21 @@ def _dropout(call: Call) -> int:
     """Return the flops of dropout between layers: a mask and a scale for each output of all layers but the last."""
     if not call.arguments.get("train") or call.arguments.get("dropout") in (None, 0, 0.0):
         return 0
-    matrices = list(find_matrices(call))
-    per_layer = 3 if _projected(call) else 2
-    directions = 2 if call.arguments.get("bidirectional") else 1
-    layers = len(matrices) // (per_layer * directions)
     # The next layer's input is what was dropped.
-    inputs = [matrices[layer * per_layer * directions].shape[1] for layer in range(1, layers)]
-    return 2 * find_rows(call) * sum(inputs)
+    return 2 * find_rows(call) * sum(_inputs(call)[1:])
+
+
+def _inputs(call: Call) -> list[int]:
+    """Return the size of each layer's input, of an op that runs whole layers."""
+    directions = 2 if call.arguments.get("bidirectional") else 1
+    step = directions * (3 if _projected(call) else 2)
+    matrices = list(find_matrices(call))
+    return [matrices[first].shape[1] for first in range(0, len(matrices) - step + 1, step)]
+
+
+def _narrower(call: Call) -> int:
+    """Return by how many numbers the projected hidden states of all layers and directions are fewer than the units."""
+    if not _projected(call):
+        return 0
+    matrices, gates = list(find_matrices(call)), _cell(call).gates
+    return sum(matrix.shape[0] // gates - matrix.shape[1] for matrix in matrices[1::3])

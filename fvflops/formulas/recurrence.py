@@ -37,9 +37,13 @@ def count_recurrence_backward(call: Call) -> Cost:
     `_cudnn_rnn_backward` always computes the gradients of the inputs, and those of the weights where
     `output_mask[3]` asks for them.
     """
+    return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights(call)))
+
+
+def wants_weights(call: Call) -> bool:
+    """Return whether a backward of a recurrent op computes the gradients of the weights and biases."""
     mask = call.arguments.get("output_mask")
-    wants_weights = not isinstance(mask, tuple) or bool(mask[-1])
-    return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights))
+    return not isinstance(mask, tuple) or bool(mask[-1])
 
 
 def find_rows(call: Call) -> int:

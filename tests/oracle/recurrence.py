@@ -109,34 +109,63 @@ def step(tally: Tally, kind: str, x: Row, state: Sequence[Row], weights: Weights
     return rnn_step(tally, x, state, weights, kind)
 
 
+def lstm_slopes(grad_h: Row, grad_c: Row, gates: Sequence[Row], cell: Row, before: Row) -> tuple[Row, Row]:
+    """Return the gradients of the sums of an LSTM cell's gates, and of the cell before; tanh(cell) is made again."""
+    i, f, g, o = gates
+    parts: list[Row] = [[], [], [], []]
+    carried = []
+    for n in range(len(cell)):
+        bent = tanh(cell[n])
+        down = grad_c[n] + _tanh_slope(grad_h[n] * o[n], bent)
+        parts[0].append(_sigmoid_slope(down * g[n], i[n]))
+        parts[1].append(_sigmoid_slope(down * before[n], f[n]))
+        parts[2].append(_tanh_slope(down * i[n], g[n]))
+        parts[3].append(_sigmoid_slope(grad_h[n] * bent, o[n]))
+        carried.append(down * f[n])
+    return [number for part in parts for number in part], carried
+
+
+def gru_slopes(grad_h: Row, gates: Sequence[Row], hidden: Row, side: Row) -> tuple[Row, Row, Row]:
+    """Return the gradients of the sums of a GRU cell's gates, of input and of hidden state, and what z hands back.
+
+    `side` is what the hidden state made for the new gate, before r multiplied it.
+    """
+    r, z, new = gates
+    units = range(len(grad_h))
+    to_z = [_sigmoid_slope(grad_h[n] * (hidden[n] - new[n]), z[n]) for n in units]
+    to_new = [_tanh_slope(grad_h[n] * (1.0 - z[n]), new[n]) for n in units]
+    to_r = [_sigmoid_slope(to_new[n] * side[n], r[n]) for n in units]
+    of_hidden = to_r + to_z + [to_new[n] * r[n] for n in units]
+    return to_r + to_z + to_new, of_hidden, [grad_h[n] * z[n] for n in units]
+
+
 def lstm_backward(
     tally: Tally, xs: list[Row], state: Sequence[Row], weights: Weights, grads: list[Row], last: Sequence[Row]
 ) -> Gradients:
-    """Return the gradients of an LSTM layer's input, of its two weights and, if there are any, of its biases.
+    """Return the gradients of an LSTM layer's input, of its two weights and, if there are any, biases and projection.
 
     It is one sample's; `grads` are those of the outputs, `last` those of the last hidden state and cell. The gates are
     there from the forward run, and cost nothing here.
     """
-    size = len(state[1])
+    projection = weights[4] if len(weights) > 4 else None
     saved = _saved_gates(xs, state, weights, tally)
     slopes: list[Row] = []
+    projected: list[Row] = []
     grad_h, grad_c = last
     for t in reversed(range(len(xs))):
-        i, f, g, o, cell, before, _ = saved[t]
+        i, f, g, o, cell, before, *_ = saved[t]
         grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
-        parts: list[Row] = [[], [], [], []]
-        carried = []
-        for n in range(size):
-            bent = tanh(cell[n])
-            down = grad_c[n] + _tanh_slope(grad_h[n] * o[n], bent)
-            parts[0].append(_sigmoid_slope(down * g[n], i[n]))
-            parts[1].append(_sigmoid_slope(down * before[n], f[n]))
-            parts[2].append(_tanh_slope(down * i[n], g[n]))
-            parts[3].append(_sigmoid_slope(grad_h[n] * bent, o[n]))
-            carried.append(down * f[n])
-        slopes.insert(0, [number for part in parts for number in part])
-        grad_h, grad_c = [tally.dot(slopes[0], column) for column in transpose(weights[1])], carried
-    return _weight_gradients(tally, xs, [step[6] for step in saved], weights, slopes, slopes)
+        if projection is not None:
+            projected.insert(0, grad_h)
+            grad_h = [tally.dot(grad_h, column) for column in transpose(projection)]
+        towards, grad_c = lstm_slopes(grad_h, grad_c, (i, f, g, o), cell, before)
+        slopes.insert(0, towards)
+        grad_h = [tally.dot(slopes[0], column) for column in transpose(weights[1])]
+    gradients = _weight_gradients(tally, xs, [step[6] for step in saved], weights, slopes, slopes)
+    if projection is not None:
+        outputs = transpose([step[7] for step in saved])
+        gradients.append([[tally.dot(row, column) for column in outputs] for row in transpose(projected)])
+    return gradients
 
 
 def rnn_backward(
@@ -189,15 +218,70 @@ def gru_backward(
     for t in reversed(range(len(xs))):
         r, z, new, side = saved[t]
         grad_h = [a + b for a, b in zip(grads[t], grad_h, strict=True)]
-        units = range(len(grad_h))
-        to_z = [_sigmoid_slope(grad_h[n] * (hidden[t][n] - new[n]), z[n]) for n in units]
-        to_new = [_tanh_slope(grad_h[n] * (1.0 - z[n]), new[n]) for n in units]
-        to_r = [_sigmoid_slope(to_new[n] * side[n], r[n]) for n in units]
-        of_input.insert(0, to_r + to_z + to_new)
-        of_hidden.insert(0, to_r + to_z + [to_new[n] * r[n] for n in units])
-        back = [tally.dot(of_hidden[0], column) for column in transpose(w_hh)]
-        grad_h = [back[n] + grad_h[n] * z[n] for n in units]
+        first, second, kept = gru_slopes(grad_h, (r, z, new), hidden[t], side)
+        of_input.insert(0, first)
+        of_hidden.insert(0, second)
+        back = [tally.dot(second, column) for column in transpose(w_hh)]
+        grad_h = [a + b for a, b in zip(back, kept, strict=True)]
     return _weight_gradients(tally, xs, hidden[:-1], weights, of_input, of_hidden)
+
+
+def layers_backward(
+    tally: Tally,
+    kind: str,
+    xs: list[Row],
+    states: Sequence[Sequence[Row]],
+    weights: Sequence[Weights],
+    grads: list[Row],
+    last: Sequence[Sequence[Row]],
+    bidirectional: bool,
+    dropped: Sequence[tuple[Any, float]] = (),
+) -> tuple[list[Row], list[Gradients]]:
+    """Return the gradients of the input of a stack of layers, and of the weights of each layer and direction.
+
+    One sample's, as `lstm_backward`; `states` and `last` have one entry for each layer and direction. What reaches an
+    input from two directions is added. `dropped` says of each layer but the last which of its outputs dropout kept, and
+    by what it multiplied them.
+    """
+    directions = 2 if bidirectional else 1
+    spent = Counter(tally.done)
+    inputs = [xs]
+    for layer in range(len(weights) // directions):
+        own = slice(layer * directions, (layer + 1) * directions)
+        begin = [[tuple(state)] for state in states[own]]
+        (outputs,), _ = run(tally, kind, [inputs[-1]], begin, weights[own], bidirectional)
+        if layer < len(dropped):
+            kept, factor = dropped[layer]
+            outputs = [[x * k * factor for x, k in zip(*rows, strict=True)] for rows in zip(outputs, kept, strict=True)]
+        inputs.append(outputs)
+    tally.done = spent
+    found: list[Gradients] = []
+    for layer in reversed(range(len(weights) // directions)):
+        if layer < len(dropped):
+            kept, factor = dropped[layer]
+            grads = [[x * k * factor for x, k in zip(*rows, strict=True)] for rows in zip(grads, kept, strict=True)]
+        width = len(grads[0]) // directions
+        parts = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            order = slice(None, None, -1 if direction else 1)
+            share = [row[direction * width : (direction + 1) * width] for row in grads]
+            arguments = (inputs[layer][order], states[place], weights[place], share[order], last[place])
+            gradients = _layer_backward(tally, kind, *arguments)
+            parts.append(gradients[0][order])
+            found.insert(direction, gradients[1:])
+        grads = parts[0]
+        if bidirectional:
+            grads = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+    return grads, found
+
+
+def _layer_backward(tally: Tally, kind: str, *arguments: Any) -> Gradients:
+    if kind == "LSTM":
+        return lstm_backward(tally, *arguments)
+    if kind == "GRU":
+        return gru_backward(tally, *arguments)
+    return rnn_backward(tally, *arguments, kind)
 
 
 def _weight_gradients(
@@ -214,7 +298,7 @@ def _weight_gradients(
 
 
 def _saved_gates(xs: list[Row], state: Sequence[Row], weights: Weights, tally: Tally) -> list[list[Row]]:
-    """Return for each step the gates, the cell, and the cell and hidden state before it, free of cost."""
+    """Return for each step the gates, the cell, cell and hidden state before it, and the output, free of cost."""
     spent = Counter(tally.done)
     hidden, cell = state
     steps = []
@@ -224,7 +308,7 @@ def _saved_gates(xs: list[Row], state: Sequence[Row], weights: Weights, tally: T
         i, f, g, o = (sums[first : first + size] for first in range(0, 4 * size, size))
         next_hidden, next_cell = lstm_step(tally, x, (hidden, cell), weights)
         gates = [[sigmoid(n) for n in i], [sigmoid(n) for n in f], [tanh(n) for n in g], [sigmoid(n) for n in o]]
-        steps.append([*gates, next_cell, cell, hidden])
+        steps.append([*gates, next_cell, cell, hidden, [a * tanh(b) for a, b in zip(gates[3], next_cell, strict=True)]])
         hidden, cell = next_hidden, next_cell
     tally.done = spent
     return steps
