@@ -8,6 +8,10 @@ from typing import Any
 
 from tests.oracle.number import Number, Tally
 from tests.oracle.products import linear, transpose
+from tests.oracle.reductions import softmax_backward
+
+# Which weights dropout kept, 1 or 0 for each of [batch, heads, queries, keys], and what it multiplies them by.
+Dropped = tuple[Any, float]
 
 
 def softmax(tally: Tally, scores: list[Number]) -> list[Number]:
@@ -93,20 +97,87 @@ def attention_backward(
     mask: Any = None,
     causal: bool = False,
     scale: float | None = None,
+    dropped: Dropped | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Return the gradients of query, key and value, as FlashAttention computes them: the scores are computed again."""
+    """Return the gradients of query, key and value, as FlashAttention computes them: the scores are computed again.
+
+    Query heads share key heads evenly: the gradient of a shared one is one sum over all their queries.
+    """
     gradients: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    for b in range(len(query)):
-        for target in gradients:
-            target.append([])
-        for h in range(len(query[b])):
-            tensors = [tensor[b][h] for tensor in (grad, query, key, value, out, logsumexp)]
-            for target, part in zip(gradients, _head_backward(tally, *tensors, mask, causal, scale), strict=True):
-                target[b].append(part)
+    for b, heads in enumerate(query):
+        share = len(heads) // len(key[b])
+        slopes, kept = [], []
+        for h in range(len(heads)):
+            tensors = (grad[b][h], heads[h], key[b][h // share], value[b][h // share], out[b][h], logsumexp[b][h])
+            own = None if dropped is None else (dropped[0][b][h], dropped[1])
+            for target, part in zip((slopes, kept), _slopes(tally, *tensors, mask, causal, scale, own), strict=True):
+                target.append(part)
+        _collect(tally, gradients, b, slopes, kept, grad, query, key)
     return gradients
 
 
-def _head_backward(
+def math_attention_backward(
+    tally: Tally, grad: Any, query: Any, key: Any, value: Any, weights: Any, scale: float | None = None
+) -> tuple[Any, Any, Any]:
+    """Return the gradients of query, key and value where single ops run: the softmax's weights were kept.
+
+    Query and key were both multiplied by the root of the scale, and so their gradients are.
+    """
+    root = math.sqrt(1 / math.sqrt(len(query[0][0][0])) if scale is None else scale)
+    gradients: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    for b in range(len(query)):
+        slopes = []
+        for h, rows in enumerate(weights[b]):
+            towards = [[tally.dot(entry, v) for v in value[b][h]] for entry in grad[b][h]]
+            slopes.append([softmax_backward(tally, *pair) for pair in zip(towards, rows, strict=True)])
+        # What the slopes meet was multiplied by the root forward; the gradient is multiplied by it here.
+        met_query, met_key = (
+            [[[Number(number.value * root, tally) for number in row] for row in head] for head in tensor[b]]
+            for tensor in (query, key)
+        )
+        own: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        _collect(tally, own, 0, slopes, weights[b], [grad[b]], [met_query], [met_key])
+        for target, (part,), scaled in zip(gradients, own, (True, True, False), strict=True):
+            target.append([[[x * root for x in row] for row in head] for head in part] if scaled else part)
+    return gradients
+
+
+def _collect(
+    tally: Tally,
+    gradients: tuple[list[Any], list[Any], list[Any]],
+    b: int,
+    slopes: list[Any],
+    kept: list[Any],
+    grad: Any,
+    query: Any,
+    key: Any,
+) -> None:
+    """Append a sample's gradients of query, key and value, made of the slopes of its scores and of its weights."""
+    share = len(query[b]) // len(key[b])
+    towards_q = [
+        [[tally.dot(row, entry) for entry in transpose(key[b][h // share])] for row in slope]
+        for h, slope in enumerate(slopes)
+    ]
+    towards_k, towards_v = (
+        [
+            [
+                [tally.dot(column, entry) for entry in transpose(_joined(own[b], first, share))]
+                for column in transpose(_joined(parts, first, share))
+            ]
+            for first in range(0, len(parts), share)
+        ]
+        for parts, own in ((slopes, query), (kept, grad))
+    )
+    for target, part in zip(gradients, (towards_q, towards_k, towards_v), strict=True):
+        target.append(part)
+
+
+def _joined(heads: list[Any], first: int, share: int) -> list[Any]:
+    """Return the rows of the heads that share one key head, one after another."""
+    return [row for head in heads[first : first + share] for row in head]
+
+
+def _slopes(
     tally: Tally,
     grad: Any,
     q: Any,
@@ -117,20 +188,25 @@ def _head_backward(
     mask: Any,
     causal: bool,
     scale: float | None,
-) -> tuple[Any, Any, Any]:
+    dropped: tuple[Any, float] | None,
+) -> tuple[Any, Any]:
+    """Return the gradients of the scores of one head, and the weights as they met the values."""
     factor = 1 / math.sqrt(len(q[0])) if scale is None else scale
-    weights, slopes = [], []
+    slopes, kept = [], []
     for i in range(len(q)):
         scores = [_score(tally, q, k, (i, j), mask, causal, factor) for j in range(len(k))]
         row = [(score - logsumexp[i]).call("exp", math.exp) for score in scores]
         # The row sum of grad * out is no matrix product: multiplications and additions.
         delta = tally.sum(one * other for one, other in zip(grad[i], out[i], strict=True))
-        weights.append(row)
-        slopes.append([weight * (tally.dot(grad[i], v[j]) - delta) * factor for j, weight in enumerate(row)])
-    towards_v = [[tally.dot(column, entry) for entry in transpose(grad)] for column in transpose(weights)]
-    towards_q = [[tally.dot(row, entry) for entry in transpose(k)] for row in slopes]
-    towards_k = [[tally.dot(column, entry) for entry in transpose(q)] for column in transpose(slopes)]
-    return towards_q, towards_k, towards_v
+        towards = [tally.dot(grad[i], v[j]) for j in range(len(k))]
+        met = row
+        if dropped is not None:
+            # Both what met the values and its gradient, by the mask and by 1/(1 - p).
+            places, more = dropped
+            met, towards = ([x * places[i][j] * more for j, x in enumerate(numbers)] for numbers in (row, towards))
+        kept.append(met)
+        slopes.append([weight * (towards[j] - delta) * factor for j, weight in enumerate(row)])
+    return slopes, kept
 
 
 def multi_head_attention(

@@ -1,0 +1,433 @@
+"""The backward pass in full: what autograd runs for a layer, against programs that count the derivatives they make."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fvflops.capture.signature import describe_call
+from tests.oracle import attention, norms, pointwise, reductions
+from tests.oracle.convolution import Window, convolution_backward
+from tests.oracle.gradient_claim import check_gradients
+from tests.oracle.losses import flat
+from tests.oracle.number import Tally, values
+from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_results
+from tests.oracle.products import linear_backward
+
+aten = torch.ops.aten
+
+cases = settings(max_examples=8, derandomize=True, deadline=None)
+sources = st.builds(Source, st.integers(0, 9999))
+small = st.integers(1, 2)
+sizes = st.integers(1, 3)
+
+
+def subset(flags, items):
+    return [item for flag, item in zip(flags, items, strict=True) if flag]
+
+
+masks = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@cases
+@given(sources, st.lists(sizes, max_size=2), sizes, sizes, masks)
+def test_linear(source, batch, inputs, outputs, mask):
+    """Of one row or of a batch of any number of axes; the gradient of the bias is a sum."""
+    tensors = source(*batch, inputs), source(outputs, inputs), source(outputs)
+
+    def program(tally, slope):
+        rows, slopes = (
+            tally.numbers(x.reshape(-1, x.shape[-1])) for x in (tensors[0], as_tensor(slope, *batch, outputs))
+        )
+        return subset(mask, linear_backward(tally, rows, slopes, tally.numbers(tensors[1]), mask))
+
+    check_gradients(program, F.linear, *tensors, wanted=mask)
+
+
+def as_tensor(nested, *shape):
+    return torch.tensor(values(nested), dtype=torch.float64).reshape(shape)
+
+
+CONVOLUTIONS = {
+    "plain": (1, False, {}),
+    "groups": (2, False, {"groups": 2}),
+    "depthwise": (1, False, {"groups": 4}),
+    "stride": (2, False, {"stride": 2, "padding": 1}),
+    "dilation": (1, False, {"dilation": 2, "padding": 1}),
+    "volume": (3, False, {"padding": 1, "groups": 2}),
+    "transposed": (1, True, {"stride": 2, "output_padding": 1}),
+    "transposed groups": (2, True, {"groups": 2, "padding": 1}),
+    "transposed volume": (3, True, {"groups": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name):
+    d, transposed, options = CONVOLUTIONS[name]
+    source, groups = Source(1), options.get("groups", 1)
+    more = [(options.get(key, default),) * d for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    window = Window(*more, groups, (options.get("output_padding", 0),) * d)
+    weight = source(4, 4 // groups, *(2,) * d)
+    function = getattr(F, f"conv{'_transpose' * transposed}{d}d")
+    tensors = source(1, 4, *(4, 3, 2)[:d]), weight, source(4)
+    for mask in ((True, True, True), (False, True, True), (True, False, False), (False, False, True)):
+
+        def program(tally, slope, mask=mask):
+            numbers = map(tally.numbers, tensors[:2])
+            return subset(mask, convolution_backward(tally, slope, *numbers, window, transposed, mask))
+
+        check_gradients(program, lambda x, w, b: function(x, w, b, **options), *tensors, wanted=mask)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def weigh(query, key, scale=None, causal=False, mask=None):
+    """Return the weights of attention and the logsumexp of their scores; query heads share key heads evenly."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    scores = scores if mask is None else scores + mask
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+KINDS = ("plain", "causal", "mask")
+
+
+def draw_attention(source, kind, b, h, shared, q, k, d, dv=None):
+    mask = source(q, k) if kind == "mask" else None
+    query, key, value = source(b, h * shared, q, d), source(b, h, k, d), source(b, h, k, d if dv is None else dv)
+    return mask, kind == "causal", (query, key, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@cases
+@given(sources, small, small, small, sizes, sizes, sizes, st.sampled_from([None, 0.7]))
+def test_fused_attention_of_a_cpu(kind, source, b, h, shared, q, k, d, scale):
+    """The scores again, and D by the sum of dO * O: under autograd, heads shared in the kernel."""
+    mask, causal, tensors = draw_attention(source, kind, b, h, shared, q, k, d)
+    weights, logsumexp = weigh(*tensors[:2], scale, causal, mask)
+    out = weights @ tensors[2].repeat_interleave(shared, 1)
+
+    def program(tally, slope):
+        numbers = [tally.numbers(tensor) for tensor in (*tensors, out, logsumexp)]
+        own = None if mask is None else tally.numbers(mask)
+        return attention.attention_backward(tally, slope, *numbers, own, causal, scale)
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=shared > 1)
+
+    check_gradients(program, attend, *tensors)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@cases
+@given(sources, small, small, sizes, sizes, sizes, sizes, st.sampled_from([None, 0.7]))
+def test_attention_of_single_ops(kind, source, b, h, q, k, d, dv, scale):
+    """Four products, the softmax's slope, and the root of the scale for query and key."""
+    mask, causal, tensors = draw_attention(source, kind, b, h, 1, q, k, d, dv)
+    weights, _ = weigh(*tensors[:2], scale, causal, mask)
+
+    def program(tally, slope):
+        return attention.math_attention_backward(tally, slope, *map(tally.numbers, (*tensors, weights)), scale)
+
+    def attend(query, key, value):
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
+
+    check_gradients(program, attend, *tensors)
+
+
+# Every fused kernel's backward: its op, and its arguments of (slope, query, key, value, out, logsumexp, mask, causal).
+HEADS_FIRST = {
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, p, c),
+        {"attn_mask": m},
+    ),
+    "_scaled_dot_product_flash_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+    "_scaled_dot_product_efficient_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, o, l, l, l, p, [True, True, True, m is not None], c),
+        {},
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, l, l, m, None, None, 6, 6, p, c),
+        {},
+    ),
+    "_cudnn_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, l, l, m, None, None, 6, 6, p, c),
+        {},
+    ),
+    "_scaled_dot_product_fused_attention_overrideable_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, [True, True, True, m is not None], o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+}
+TOKENS_FIRST = {
+    "_flash_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+    "_efficient_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, o, None, None, 6, 6, l, p, l, l, 1 if c else 0, m is not None),
+        {},
+    ),
+}
+NO_MASK = {"_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"}
+
+
+@pytest.mark.parametrize("name", [*HEADS_FIRST, *TOKENS_FIRST])
+@cases
+@given(sources, st.sampled_from(KINDS), small, small, small, sizes, sizes, sizes, sizes, st.booleans())
+def test_fused_attention_of_any_device(name, source, kind, b, h, shared, q, k, d, dv, dropping):
+    """By its signature, against the same program: autograd of the written-out formula says that it is right.
+
+    What a mask that is trained gets are the slopes of the scores before the scale, which are there.
+    """
+    kind = "plain" if kind == "mask" and name in NO_MASK else kind
+    mask, causal, tensors = draw_attention(source, kind, b, h, shared, q, k, d, dv)
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    weights, logsumexp = weigh(*leaves[:2], None, causal, mask)
+    kept = (source(*weights.shape) > -0.5).double() if dropping else None
+    met = weights if kept is None else weights * kept * 2.0
+    out = met @ leaves[2].repeat_interleave(shared, 1)
+    slope = source(*out.shape)
+    expected = torch.autograd.grad(out, leaves, slope)
+    tally = Tally()
+    numbers = [tally.numbers(tensor.detach()) for tensor in (slope, *leaves, out, logsumexp)]
+    own = None if mask is None else tally.numbers(mask)
+    dropped = None if kept is None else (kept.tolist(), 2.0)
+    check_results(attention.attention_backward(tally, *numbers, own, causal, None, dropped), expected, 1e-9)
+
+    given_ = [tensor.detach() for tensor in (slope, *leaves, out)]
+    if name in TOKENS_FIRST:
+        given_ = [tensor.transpose(1, 2) for tensor in given_]
+    arrange = {**HEADS_FIRST, **TOKENS_FIRST}[name]
+    arguments, options = arrange(*given_, logsumexp.detach(), mask, causal, 0.5 if dropping else 0.0)
+    signature = describe_call(getattr(aten, name).default, arguments, options, tuple(given_[1:4]))
+    assert DEFAULT.price(signature).macs == tally.macs
+    price = EXACT.price(signature)
+    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{name}: {dict(tally.done)}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flex_attention(causal):
+    """Its op by autograd; a score function is not counted, and here leaves the scores as they are."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    source, q, k = Source(3), 4, 5
+    seen = (lambda b, h, i, j: i >= j) if causal else (lambda b, h, i, j: i >= 0)
+    blocks = flex.create_block_mask(seen, None, None, q, k, device="cpu", BLOCK_SIZE=16).as_tuple()
+    tensors = source(2, 4, q, 3), source(2, 2, k, 3), source(2, 2, k, 3)
+    weights, logsumexp = weigh(*tensors[:2], 0.3, causal)
+    out = weights @ tensors[2].repeat_interleave(2, 1)
+
+    def program(tally, slope):
+        numbers = [tally.numbers(tensor) for tensor in (*tensors, out, logsumexp)]
+        return attention.attention_backward(tally, slope, *numbers, None, causal, 0.3)
+
+    def attend(query, key, value):
+        return torch.ops.higher_order.flex_attention(query, key, value, lambda score, *at: score, blocks, 0.3, {})[0]
+
+    check_gradients(program, attend, *tensors)
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+EPS = 0.1
+
+
+def statistics_of(rows):
+    return rows.mean(1), (rows.var(1, correction=0) + EPS).rsqrt()
+
+
+@pytest.mark.parametrize("mask", [mask for mask in itertools.product((True, False), repeat=3) if any(mask)])
+def test_layer_norm_and_group_norm(mask):
+    """What autograd asks of the ops: only the gradients of what is trained."""
+    source, rows, n = Source(4), 3, 4
+    tensors = source(rows, n), source(n), source(n)
+
+    def layered(tally, slope):
+        mean, inverse = map(tally.numbers, statistics_of(tensors[0]))
+        pairs = list(zip(mean, inverse, strict=True))
+        numbers, weight = tally.numbers(tensors[0]), tally.numbers(tensors[1])
+        return subset(mask, norms.groups_backward(tally, slope, numbers, pairs, [range(n)] * rows, weight, n, mask))
+
+    check_gradients(layered, lambda x, w, b: F.layer_norm(x, (n,), w, b, EPS), *tensors, wanted=mask)
+    x, groups, length = source(2, n, 3), 2, 3
+
+    def grouped(tally, slope):
+        split = x.reshape(2 * groups, -1)
+        pairs = list(zip(*map(tally.numbers, statistics_of(split)), strict=True))
+        places = [
+            [n // groups * (group % groups) + i // length for i in range(split.shape[1])] for group in range(len(split))
+        ]
+        slopes = tally.numbers(as_tensor(slope, *split.shape))
+        weight = tally.numbers(tensors[1])
+        return subset(mask, norms.groups_backward(tally, slopes, tally.numbers(split), pairs, places, weight, n, mask))
+
+    check_gradients(grouped, lambda x, w, b: F.group_norm(x, groups, w, b, EPS), x, *tensors[1:], wanted=mask)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", [mask for mask in itertools.product((True, False), repeat=3) if any(mask)])
+def test_batch_norm(mask, training):
+    source, c = Source(5), 3
+    tensors = source(2, c, 4), source(c), source(c)
+    running = source(c), source(c).square() + 0.5
+    mean, inverse = statistics_of(tensors[0].transpose(0, 1).reshape(c, -1))
+
+    def program(tally, slope):
+        slopes, channels = norms.channels(slope), norms.channels(tally.numbers(tensors[0]))
+        weight = tally.numbers(tensors[1])
+        found = []
+        for k in range(c):
+            if training:
+                own = (tally.numbers(mean)[k], tally.numbers(inverse)[k], weight[k], mask)
+                found.append(norms.batch_norm_backward(tally, slopes[k], channels[k], *own))
+            else:
+                own = (*(tally.numbers(part)[k] for part in running), weight[k], EPS, mask)
+                found.append(norms.batch_norm_eval_backward(tally, slopes[k], channels[k], *own))
+        grids, of_weight, of_bias = zip(*found, strict=True)
+        order = [[grids[k][i * 4 : (i + 1) * 4] for k in range(c)] for i in range(2)] if mask[0] else []
+        return subset(mask, (order, list(of_weight), list(of_bias)))
+
+    def normalise(x, w, b):
+        return F.batch_norm(x, *(part.clone() for part in running), w, b, training, 0.1, EPS)
+
+    check_gradients(program, normalise, *tensors, wanted=mask, products=False)
+
+
+# --- activations, softmax, losses, lookups ----------------------------------------------------------------------------
+
+
+def elementwise(step, kept):
+    """Return the programs of one number after another, that get a gradient and what the forward run kept."""
+    return lambda tally, slope, x: [[*map(step, flat(slope), flat(tally.numbers(kept(x))))]]
+
+
+ELEMENTWISE = {
+    "gelu": (F.gelu, elementwise(pointwise.gelu_backward, lambda x: x)),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), elementwise(pointwise.gelu_tanh_backward, lambda x: x)),
+    "silu": (F.silu, elementwise(pointwise.silu_backward, lambda x: x)),
+    "relu": (F.relu, elementwise(lambda g, x: pointwise.threshold_backward(g, x, 0), lambda x: x)),
+    "leaky_relu": (
+        lambda x: F.leaky_relu(x, 0.1),
+        elementwise(lambda g, x: pointwise.leaky_relu_backward(g, x, 0.1), lambda x: x),
+    ),
+    "elu": (F.elu, elementwise(lambda g, x: pointwise.elu_backward(g, x, 1, 1, 1), lambda x: x)),
+    "sigmoid": (torch.sigmoid, elementwise(pointwise.sigmoid_backward, torch.sigmoid)),
+    "tanh": (torch.tanh, elementwise(pointwise.tanh_backward, torch.tanh)),
+    "softplus": (F.softplus, elementwise(lambda g, x: pointwise.softplus_backward(g, x, 1), lambda x: x)),
+    "mish": (F.mish, elementwise(pointwise.mish_backward, lambda x: x)),
+    "hardswish": (F.hardswish, elementwise(pointwise.hardswish_backward, lambda x: x)),
+    "hardsigmoid": (F.hardsigmoid, elementwise(pointwise.hardsigmoid_backward, lambda x: x)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_activations(name):
+    function, program = ELEMENTWISE[name]
+    x = Source(6)(3, 4)
+    # Of hardsigmoid torch has a sixth in single precision.
+    check_gradients(lambda tally, slope: program(tally, slope, x), function, x, products=False, tolerance=1e-7)
+
+
+def test_softmax_and_log_softmax():
+    x = Source(7)(3, 4)
+    for function, step in (
+        (lambda x: x.softmax(-1), reductions.softmax_backward),
+        (lambda x: x.log_softmax(-1), reductions.log_softmax_backward),
+    ):
+
+        def program(tally, slope, step=step, function=function):
+            return [[step(tally, *pair) for pair in zip(slope, tally.numbers(function(x)), strict=True)]]
+
+        check_gradients(program, function, x, products=False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("image", [False, True])
+def test_cross_entropy(image, reduction, weighted):
+    """Zeros but for the target: a sign, a factor if classes have weights, a division for a mean; then log_softmax."""
+    source, n, classes = Source(8), 3, 4
+    x, weight = source(n, classes), source(classes).square() + 0.1 if weighted else None
+    targets = torch.tensor([1, 3, 0])
+    total = n if weight is None else float(weight[targets].sum())
+
+    def program(tally, slope):
+        slopes = flat(slope) if reduction == "none" else [flat([slope])[0]] * n
+        factors = [None] * classes if weight is None else tally.numbers(weight)
+        rows = []
+        for g, logs, target in zip(slopes, tally.numbers(x.log_softmax(-1)), targets.tolist(), strict=True):
+            row = [tally.zero() for _ in range(classes)]
+            row[target] = -g if factors[target] is None else -g * factors[target]
+            if reduction == "mean":
+                row[target] = row[target] / total
+            rows.append(reductions.log_softmax_backward(tally, row, logs))
+        return [rows]
+
+    def function(x):
+        # An image of n pixels, its classes in the second dimension.
+        given_ = (x.T[None, :, :, None], targets[None, :, None]) if image else (x, targets)
+        return F.cross_entropy(*given_, weight, reduction=reduction)
+
+    check_gradients(program, function, x, products=False)
+
+
+def test_embedding():
+    """An addition for each number that was looked up."""
+    table, index = Source(9)(5, 3), torch.tensor([[1, 2, 4], [4, 1, 0]])
+
+    def program(tally, slope):
+        grid = [[tally.zero()] * 3 for _ in range(5)]
+        for place, row in zip(flat(index.tolist()), itertools.chain(*slope), strict=True):
+            grid[place] = [a + b for a, b in zip(grid[place], row, strict=True)]
+        return [grid]
+
+    check_gradients(program, lambda table, index: F.embedding(index, table), table, index, products=False)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weights"])
+def test_embedding_bag(mode):
+    """Each number of a bag goes to all of its rows, of a maximum to one."""
+    table, factors = Source(10)(6, 3), Source(11)(5)
+    index, ends = torch.tensor([1, 2, 4, 4, 0]), [0, 3, 5]
+    bags = [list(range(*pair)) for pair in itertools.pairwise(ends)]
+    weighted = mode == "weights"
+
+    def program(tally, slope):
+        grid = [[tally.zero()] * 3 for _ in range(6)]
+        numbers, of_factors = tally.numbers(table), []
+        for bag, row in zip(bags, slope, strict=True):
+            for place in bag:
+                target = int(index[place])
+                for column, g in enumerate(row):
+                    if mode == "max":
+                        largest = max(bag, key=lambda i, column=column: float(table[index[i], column]))
+                        if place != largest:
+                            continue
+                    part = g / len(bag) if mode == "mean" else g * tally.numbers(factors)[place] if weighted else g
+                    grid[target][column] = grid[target][column] + part
+                if weighted:
+                    of_factors.append(tally.dot(row, numbers[target]))
+        return [grid, of_factors] if weighted else [grid]
+
+    def function(table, *weights):
+        options = {"mode": "sum" if weighted else mode}
+        if weights:
+            options["per_sample_weights"] = weights[0]
+        return F.embedding_bag(index, table, torch.tensor(ends[:-1]), **options)
+
+    check_gradients(program, function, table, *([factors] if weighted else []), products=False)
