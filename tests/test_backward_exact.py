@@ -431,3 +431,138 @@ def test_embedding_bag(mode):
         return F.embedding_bag(index, table, torch.tensor(ends[:-1]), **options)
 
     check_gradients(program, function, table, *([factors] if weighted else []), products=False)
+
+
+# --- other devices, and rarer layers ----------------------------------------------------------------------------------
+
+
+def check_signature(tally, op, arguments, results):
+    """Assert that `exact` counts a call of an op, which may have no kernel here, as what was done."""
+    price = EXACT.price(describe_call(op, arguments, {}, results))
+    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{op}: {dict(tally.done)}"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batch_norm_of_other_devices(weighted):
+    """cuDNN's and MIOpen's ops compute all gradients; SyncBatchNorm's two share the work of one."""
+    source, c = Source(12), 3
+    x, slope, weight = source(2, c, 4), source(2, c, 4), source(c)
+    mean, inverse = statistics_of(x.transpose(0, 1).reshape(c, -1))
+
+    def channels(tally, tensor):
+        return norms.channels(tally.numbers(tensor))
+
+    if weighted:
+        tally = Tally()
+        numbers = zip(
+            *(channels(tally, t) for t in (slope, x)), *map(tally.numbers, (mean, inverse, weight)), strict=True
+        )
+        for one in numbers:
+            norms.batch_norm_backward(tally, *one, (True, True, True))
+        check_signature(
+            tally,
+            aten.cudnn_batch_norm_backward.default,
+            (x, slope, weight, mean, mean, mean, inverse, EPS, x),
+            (x, mean, mean),
+        )
+        check_signature(
+            tally,
+            aten.miopen_batch_norm_backward.default,
+            (x, slope, weight, mean, mean, mean, inverse, EPS),
+            (x, mean, mean),
+        )
+        if hasattr(aten, "batch_norm_backward"):
+            arguments = (slope, x, weight, mean, mean, mean, inverse, True, EPS, [True] * 3, x)
+            check_signature(tally, aten.batch_norm_backward.default, arguments, (x, mean, mean))
+
+    # The sums of the gradients, and of these times x - mean; the weight's gradient is that times 1/deviation.
+    tally, sums, found = Tally(), [], []
+    for g, row, average, factor in zip(
+        *(channels(tally, t) for t in (slope, x)), *map(tally.numbers, (mean, inverse)), strict=True
+    ):
+        total, inner = tally.sum(g), tally.sum(a * (b - average) for a, b in zip(g, row, strict=True))
+        sums.append((total, inner, inner * factor if weighted else None))
+    flags = (True, weighted, weighted)
+    arguments = (slope, x, mean, inverse, weight if weighted else None, *flags)
+    check_signature(tally, aten.batch_norm_backward_reduce.default, arguments, (mean,) * 4)
+    # (g - mean(g) - (x - mean)*(mean(g*(x - mean))/variance))*(weight/deviation).
+    tally, n = Tally(), x.numel() // c
+    for k, (g, row) in enumerate(zip(*(channels(tally, t) for t in (slope, x)), strict=True)):
+        average, factor = tally.numbers(mean)[k], tally.numbers(inverse)[k]
+        total, inner = (tally.number(number.value) for number in sums[k][:2])
+        shift, slant = total / n, inner / n * factor * factor
+        last = factor * tally.numbers(weight)[k] if weighted else factor
+        found.append([(a - shift - (b - average) * slant) * last for a, b in zip(g, row, strict=True)])
+    leaf = x.clone().requires_grad_()
+    F.batch_norm(leaf, None, None, weight if weighted else None, None, True, 0.1, EPS).backward(slope)
+    check_results(found, (leaf.grad.transpose(0, 1).reshape(c, -1)[None])[0], 1e-9)
+    arguments = (slope, x, mean, inverse, weight if weighted else None, mean, mean, torch.ones(1, dtype=torch.int32))
+    check_signature(tally, aten.batch_norm_backward_elemt.default, arguments, x)
+
+
+def test_weight_norm():
+    """Of v and g, by the sums of the gradient times v: g/norm, norm squared, two divisions for each row."""
+    v, g = Source(13)(3, 4), Source(14)(3, 1)
+    lengths = v.norm(dim=1, keepdim=True)
+
+    def program(tally, slope):
+        of_v, of_g = [], []
+        for row, grad, (size,), (length,) in zip(
+            *map(tally.numbers, (v, as_tensor(slope, 3, 4), g, lengths)), strict=True
+        ):
+            inner = tally.sum(a * b for a, b in zip(row, grad, strict=True))
+            factor, share = size / length, inner / (length * length)
+            of_v.append([factor * (b - a * share) for a, b in zip(row, grad, strict=True)])
+            of_g.append(inner / length)
+        return of_v, of_g
+
+    check_gradients(program, lambda v, g: torch._weight_norm(v, g, 0), v, g, products=False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+def test_multi_margin_loss(order, weighted):
+    """Of each class but the target margin - x[target] + x[class], what the target loses by it, and a factor at last."""
+    source, n, classes = Source(15), 3, 4
+    x, weight = source(n, classes), source(classes).square() if weighted else None
+    targets = torch.tensor([1, 3, 0])
+
+    def program(tally, slope):
+        factors = None if weight is None else tally.numbers(weight)
+        found = []
+        for row, target in zip(tally.numbers(x), targets.tolist(), strict=True):
+            own, grads = tally.zero(), []
+            for place, number in enumerate(row):
+                if place == target:
+                    grads.append(own)
+                    continue
+                left = 1.0 - row[target] + number
+                step = left * 2.0 * (1 / (n * classes)) if order == 2 else tally.number(1 / (n * classes))
+                step = step if factors is None else step * factors[target]
+                own, more = own - step, step
+                if left.value <= 0:
+                    own, more = tally.number(own.value + step.value), tally.zero()
+                grads.append(more)
+            grads[target] = own
+            found.append([number * flat([slope])[0] for number in grads])
+        return [found]
+
+    def function(x):
+        return F.multi_margin_loss(x, targets, p=order, weight=weight)
+
+    check_gradients(program, function, x, products=False)
+
+
+def test_padding_adds_what_it_repeats():
+    x = Source(16)(1, 2, 4)
+    for mode in ("reflect", "replicate"):
+
+        def program(tally, slope, mode=mode):
+            places = F.pad(torch.arange(4.0)[None, None], (2, 1), mode)[0, 0].int().tolist()
+            grid = [[tally.zero()] * 4 for _ in range(2)]
+            for channel, row in enumerate(slope[0]):
+                for place, number in zip(places, row, strict=True):
+                    grid[channel][place] = grid[channel][place] + number
+            return [grid]
+
+        check_gradients(program, lambda x, mode=mode: F.pad(x, (2, 1), mode), x, products=False)
