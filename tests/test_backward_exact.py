@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fvflops.capture.signature import describe_call
-from tests.oracle import attention, norms, pointwise, reductions
-from tests.oracle.convolution import Window, convolution_backward
+from tests.oracle import attention, convolution, norms, pointwise, reductions
+from tests.oracle.convolution import Window
 from tests.oracle.gradient_claim import check_gradients
 from tests.oracle.losses import flat
 from tests.oracle.number import Tally, values
 from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.products import linear_backward
+from tests.test_oracle_convolution import deform
 
 aten = torch.ops.aten
 
@@ -29,6 +30,12 @@ sizes = st.integers(1, 3)
 
 def subset(flags, items):
     return [item for flag, item in zip(flags, items, strict=True) if flag]
+
+
+def check_signature(tally, op, arguments, results):
+    """Assert that `exact` counts a call of an op, which may have no kernel here, as what was done."""
+    price = EXACT.price(describe_call(op, arguments, {}, results))
+    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{op}: {dict(tally.done)}"
 
 
 masks = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
@@ -82,9 +89,39 @@ def test_convolution(name):
 
         def program(tally, slope, mask=mask):
             numbers = map(tally.numbers, tensors[:2])
-            return subset(mask, convolution_backward(tally, slope, *numbers, window, transposed, mask))
+            return subset(mask, convolution.convolution_backward(tally, slope, *numbers, window, transposed, mask))
 
         check_gradients(program, lambda x, w, b: function(x, w, b, **options), *tensors, wanted=mask)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@cases
+@given(sources, small, st.booleans())
+def test_deformable_convolution(groups, masked, source, offset_groups, wide):
+    """By its signature, for its kernels may not be there; the gradients are those of grid_sample and one product."""
+    window = Window((1, 2), (1, 0), (2 if wide else 1, 1), groups)
+    channels = 2 * groups * offset_groups
+    image, weight = source(2, channels, 4, 5), source(2 * groups, channels // groups, 2, 2)
+    sizes = (4 if wide else 5, 2)
+    offset = source(2, 2 * offset_groups * 4, *sizes)
+    mask = source(2, offset_groups * 4, *sizes) if masked else source(2, 0)
+    tensors = [image, weight, offset, mask, source(2 * groups)]
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    out = deform(*leaves, window, offset_groups, masked)
+    slope = source(*out.shape)
+    expected = torch.autograd.grad(out, leaves, slope, allow_unused=True)
+    tally = Tally()
+    numbers = [tally.numbers(tensor) for tensor in (slope, image, weight, offset)]
+    mine = convolution.deformable_convolution_backward(
+        tally, *numbers, tally.numbers(mask) if masked else None, window, offset_groups
+    )
+    check_results(mine, [gradient if masked or place != 3 else None for place, gradient in enumerate(expected)], 1e-8)
+    op = torch.ops.torchvision._deform_conv2d_backward.default
+    moves = (*window.stride, *window.padding, *window.dilation)
+    arguments = (slope, *tensors, *moves, groups, offset_groups, masked)
+    assert DEFAULT.price(describe_call(op, arguments, {}, tuple(tensors))).macs == tally.macs
+    check_signature(tally, op, arguments, tuple(tensors))
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -436,12 +473,6 @@ def test_embedding_bag(mode):
 # --- other devices, and rarer layers ----------------------------------------------------------------------------------
 
 
-def check_signature(tally, op, arguments, results):
-    """Assert that `exact` counts a call of an op, which may have no kernel here, as what was done."""
-    price = EXACT.price(describe_call(op, arguments, {}, results))
-    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{op}: {dict(tally.done)}"
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_batch_norm_of_other_devices(weighted):
     """cuDNN's and MIOpen's ops compute all gradients; SyncBatchNorm's two share the work of one."""
@@ -495,7 +526,7 @@ def test_batch_norm_of_other_devices(weighted):
         found.append([(a - shift - (b - average) * slant) * last for a, b in zip(g, row, strict=True)])
     leaf = x.clone().requires_grad_()
     F.batch_norm(leaf, None, None, weight if weighted else None, None, True, 0.1, EPS).backward(slope)
-    check_results(found, (leaf.grad.transpose(0, 1).reshape(c, -1)[None])[0], 1e-9)
+    check_results(found, leaf.grad.transpose(0, 1).reshape(c, -1), 1e-9)
     arguments = (slope, x, mean, inverse, weight if weighted else None, mean, mean, torch.ones(1, dtype=torch.int32))
     check_signature(tally, aten.batch_norm_backward_elemt.default, arguments, x)
 

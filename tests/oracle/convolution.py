@@ -251,3 +251,70 @@ def _interpolate(tally: Tally, channel: Any, corners: list[tuple[int, int, Numbe
         for row, column, weight in corners
     ]
     return parts[0] + parts[1] + parts[2] + parts[3]
+
+
+def deformable_convolution_backward(
+    tally: Tally,
+    grad: Any,
+    images: Any,
+    weight: Any,
+    offsets: Any,
+    masks: Any,
+    window: Window,
+    offset_groups: int,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the gradients of a deformable convolution's input, weight, offsets, mask (or None) and bias.
+
+    Two products, of the columns and of the weight, for which the values are interpolated again. Each column's gradient
+    goes by the mask, which gets it times the value, to four corners, a multiplication and an addition each, and by the
+    slope along either axis (two differences, two products, a sum, and one product and addition more) to the offsets.
+    """
+    _, channels, *kernel = shape_of(weight)
+    sizes, volume = shape_of(grad)[2:], math.prod(kernel)
+    out_of_group, per_offset = len(weight) // window.groups, len(images[0]) // offset_groups
+    zeros = [{place: tally.zero() for place in places(shape_of(tensor))} for tensor in (images, weight, offsets)]
+    of_images, of_weight, of_offsets = zeros
+    of_masks = {} if masks is None else {place: tally.zero() for place in places(shape_of(masks))}
+    for b, g, p, (i, k) in itertools.product(
+        range(len(images)), range(offset_groups), places(sizes), enumerate(places(kernel))
+    ):
+        start, first = window.meet(p, k), 2 * (g * volume + i)
+        y, x = (at(offsets[b][first + axis], p) + (start[axis] - window.padding[axis]) for axis in range(2))
+        corners = _corners(y, x)
+        # The distances to both sides are there already: those of which the weights were made.
+        below, right = (Number(number.value % 1, tally) for number in (y, x))
+        above, before = (Number(1 - number.value, tally) for number in (below, right))
+        for c in range(g * per_offset, (g + 1) * per_offset):
+            group, own = divmod(c, channels)
+            outputs = range(group * out_of_group, (group + 1) * out_of_group)
+            slope = tally.dot([at(grad[b][o], p) for o in outputs], [at(weight[o][own], k) for o in outputs])
+            value = column = _interpolate(tally, images[b][c], corners)
+            if masks is not None:
+                place = (b, g * volume + i, *p)
+                column = value * at(masks, place)
+                of_masks[place] = of_masks[place] + slope * value
+                slope = slope * at(masks, place)
+            for o in outputs:
+                place = (o, own, *k)
+                of_weight[place] = of_weight[place].plus_product(at(grad[b][o], p), column)
+            near = []
+            for row, across, share in corners:
+                inside = (b, c, row, across) in of_images
+                near.append(images[b][c][row][across] if inside else tally.zero())
+                reached = of_images.get((b, c, row, across), tally.zero()) + slope * share
+                if inside:
+                    of_images[b, c, row, across] = reached
+            along = (
+                (near[2] - near[0]) * before + (near[3] - near[1]) * right,
+                (near[1] - near[0]) * above + (near[3] - near[2]) * below,
+            )
+            for axis, change in enumerate(along):
+                place = (b, first + axis, *p)
+                of_offsets[place] = of_offsets[place] + change * slope
+    bias = [tally.sum(at(sample[o], p) for sample in grad for p in places(sizes)) for o in range(len(weight))]
+    pairs = ((images, of_images), (weight, of_weight), (offsets, of_offsets), (masks, of_masks))
+    built = [
+        None if tensor is None else build(shape_of(tensor), lambda *index, found=found: found[index])
+        for tensor, found in pairs
+    ]
+    return (*built, bias)
