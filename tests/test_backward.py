@@ -89,10 +89,11 @@ def convolutions():
                 ways["output_padding"] = {"stride": 2, "output_padding": 1, "groups": 2}
             else:
                 ways["same"] = {"padding": "same", "dilation": 2}
-                ways["circular"] = {"padding": 1, "padding_mode": "circular"}
+                if d == 1:
+                    ways["circular"] = {"padding": 1, "padding_mode": "circular"}
             for way, options in ways.items():
                 yield f"{name} {way}", (make(4, 8, 3, **options), (x,))
-            yield f"{name} of one image", (make(4, 8, 3, padding=1), (small,))
+        yield f"Conv{d}d of one image", (getattr(nn, f"Conv{d}d")(4, 8, 3, padding=1), (small,))
 
 
 LAYERS = {
@@ -106,13 +107,14 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_gradient_is_a_product_as_large_as_the_forward(name, run):
     layer, inputs = LAYERS[name]
-    for needs, times in ((BOTH, 2), (WEIGHTS, 1), (INPUTS, 1), (NEITHER, 0)):
+    ways = ((BOTH, 2), (WEIGHTS, 1), (INPUTS, 1), (NEITHER, 0))
+    for needs, times in ways[: {"shapes": 4, "real": 3, "cuda": 1}[run]]:
         macs = count(layer, freeze(layer, inputs, needs), run)
         assert macs["forward"] > 0
         assert macs["backward"] == times * macs["forward"], needs
     # The gradient of a bias is a sum, no product.
     inputs = freeze(layer, inputs, NEITHER)
-    if layer.bias is not None:
+    if layer.bias is not None and run == "shapes":
         layer.bias.requires_grad_()
         assert count(layer, inputs, run)["backward"] == 0
 
@@ -370,6 +372,26 @@ def test_a_projection_has_products_too(run):
     state = (r(1, B, 2), r(1, B, HIDDEN))
     with torch.backends.mkldnn.flags(enabled=False):
         assert count(layer, (r(T, B, IN), state), run) == Counter(forward=forward, backward=2 * forward)
+
+
+@every_run
+@pytest.mark.parametrize("kind", GATES)
+def test_packed_sequences_run_only_the_steps_that_are_there(kind, run):
+    """Of 5 + 3 + 2 rows; the first hidden states, one of each sequence, have no gradient."""
+    layer, lengths = getattr(nn, kind)(IN, HIDDEN), (5, 3, 2)
+
+    class Packing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
+
+    by_input, by_state = (GATES[kind] * HIDDEN * size for size in (IN, HIDDEN))
+    forward = sum(lengths) * (by_input + by_state)
+    macs = count(Packing(), (r(5, 3, IN),), run)
+    assert macs == Counter(forward=forward, backward=2 * forward - len(lengths) * by_state)
 
 
 @every_run
