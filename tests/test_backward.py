@@ -130,6 +130,27 @@ def test_a_convolution_by_hand(run):
 
 
 @every_run
+def test_a_convolution_over_time_goes_back_without_the_padding(run):
+    """conv_tbc's backward is single ops on the rows that are there: at 5 places 4, 5 and 4 of them, not 3 times 5."""
+    macs = count(Product(lambda x, w, b: torch.conv_tbc(x, w, b, 1)), (r(5, 2, 3), r(3, 3, 4), r(4)), run)
+    assert macs == Counter(forward=5 * 3 * 2 * 3 * 4, backward=2 * (4 + 5 + 4) * 2 * 3 * 4)
+
+
+@pytest.mark.parametrize("run", ["shapes", "real"])
+def test_a_gradient_of_a_gradient_is_five_products(run):
+    """A penalty on the gradient of a convolution's input: that, two of its own derivative, two of the convolution's."""
+
+    def penalise(x, weight):
+        (gradient,) = torch.autograd.grad(F.conv2d(x, weight).square().sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    forward = 2 * 9 * 4 * 3 * 9
+    assert count(Product(penalise), (r(2, 3, 5, 5), r(4, 3, 3, 3)), run) == Counter(
+        forward=forward, backward=5 * forward
+    )
+
+
+@every_run
 def test_a_lookup_multiplies_nothing(run):
     assert +count(nn.Embedding(10, 4), (torch.tensor([[1, 2, 4], [4, 3, 2]]),), run) == Counter()
     bags = torch.tensor([1, 2, 4, 4, 3, 2]), torch.tensor([0, 3])
