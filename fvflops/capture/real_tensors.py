@@ -80,8 +80,9 @@ class RealTensors:
         return tensor.metadata if type(tensor) is ShapeTensor else self.look(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a tensor of any layout."""
-        plain = tensor.layout is torch.strided and not tensor.is_nested
+        """Return the spec of a tensor of any layout, and of what torch.func makes of one."""
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
         return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
 
     def device_for(self, device: torch.device) -> torch.device:
