@@ -31,7 +31,7 @@ from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
-from fvflops.capture.watching import eager, is_compiler_loaded, watch
+from fvflops.capture.watching import eager, watch
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -93,8 +93,7 @@ def record_call(
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        if is_compiler_loaded():
-            stack.enter_context(eager())
+        stack.enter_context(eager())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))

@@ -25,7 +25,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
-from fvflops.capture.watching import eager, is_compiler_loaded, watch
+from fvflops.capture.watching import eager, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
@@ -90,8 +90,7 @@ class Session:
         recorder.homes = self._reading.homes()
         self._thread = threading.get_ident()
         with ExitStack() as stack:
-            if is_compiler_loaded():
-                stack.enter_context(eager())
+            stack.enter_context(eager())
             if self._execution == "real":
                 recorder.know(self._reading.storages, self._reading.rows)
                 stack.enter_context(watch(recorder, self._reading, RecordingMode(recorder)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -14,6 +16,7 @@ from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.optimizers import optimizer_phase
 from fvflops.capture.passes import backward_passes
+from fvflops.capture.patch import Patch
 from fvflops.capture.reading import Reading
 from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
@@ -49,13 +52,57 @@ def watch(
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run compiled code eagerly for as long as the context lasts.
+    """Run compiled code eagerly for as long as the context lasts, what is compiled meanwhile too.
 
     Otherwise torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to run
     where a whole graph was asked for.
     """
-    with torch.compiler.set_stance("force_eager"):
+    if is_compiler_loaded():
+        with _EAGER.kept():
+            yield
+        return
+    with ExitStack() as stack:
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compile_(*args: Any, **kwargs: Any) -> Any:
+                loaded = is_compiler_loaded()
+                compiled = original(*args, **kwargs)
+                if not loaded and is_compiler_loaded():
+                    stack.enter_context(_EAGER.kept())
+                return compiled
+
+            return compile_
+
+        stack.enter_context(_COMPILE.wrapped(around))
         yield
+
+
+class _Stance:
+    """The one stance that torch's compiler has for all threads, kept eager by as many as want that, who may overlap."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keepers = 0
+        self._before = ExitStack()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep it eager as long as the context lasts."""
+        with self._lock:
+            if not self._keepers:
+                self._before.enter_context(torch.compiler.set_stance("force_eager"))
+            self._keepers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._keepers -= 1
+                if not self._keepers:
+                    self._before.close()
+
+
+_EAGER = _Stance()
+_COMPILE = Patch(torch, "compile")
 
 
 def is_compiler_loaded() -> bool:
