@@ -305,7 +305,8 @@ class Recorder(Strand):
         """Return how often each op and each region was called, in these events and in those that were let go."""
         calls, region_calls = self._folded or (Counter(), Counter())
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
-        exits = Counter([event[1:4] for event in events if event[0] == "exit"])
+        # What raised was no whole call: of a module that a checkpoint's early stop ends, only the ops that ran count.
+        exits = Counter([event[1:4] for event in events if event[0] == "exit" and not any(event[7:])])
         return calls + ops, region_calls + exits
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:

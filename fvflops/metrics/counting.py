@@ -67,10 +67,11 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
     wins. What the backward pass of such a region does is counted op by op.
     """
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _looks_at_regions(trace, pricer) else ()
     priced = {
         index: amounts
-        for index, signature in enumerate(trace.region_signatures if _looks_at_regions(trace, pricer) else ())
-        if (amounts := _price_region(trace, pricer, signature)) is not None
+        for index in called
+        if (amounts := _price_region(trace, pricer, trace.region_signatures[index])) is not None
     }
     covered = _covered(trace, {index for index, amounts in priced.items() if amounts.covers})
     scopes = trace.scopes()
