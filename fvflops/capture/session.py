@@ -159,6 +159,11 @@ class Session:
         """Take down what happens from now on."""
         self._running().resume()
 
+    @property
+    def failure(self) -> tuple[str, str, Exception] | None:
+        """The first thing that a run by shapes could not do: the op's name, the module's, and the error."""
+        return self._running().failure
+
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""
         return self._running().why_not(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
+from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
 from fvflops.trace import StopsAt, Trace
 
@@ -57,13 +59,17 @@ def record_step(
                 for _ in range(micro_batches):
                     _loss_of(model(*args, **kwargs), loss).backward()
             for optimizer in made:
+                _check_step(optimizer)
                 optimizer.step()
             complete = True
         except Exception as error:
             line = session.why_not(error)
             if not wants_numbers(error):
                 raise
-            raise ExecutionError(f"{line}: count a real step with fvflops.record") from error
+            what = "count a real step with fvflops.record"
+            if session.failure is not None and can_be_assumed(session.failure[0]):
+                what += f", or give the op a size or a value: assume={{{session.failure[0]!r}: ...}}"
+            raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
         return session.trace()
@@ -79,6 +85,15 @@ def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
         whose = "the result has no loss of its own, but is" if loss is None else "loss= returned"
         raise ValueError(f"{whose} {what}: give loss=, a function of the result that returns a scalar tensor")
     return found
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Raise ValueError for an optimizer that runs the model itself, by a closure, as often as numbers tell it to."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} steps by a closure, as often as its numbers ask: record it with fvflops.record"
+        )
 
 
 def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
