@@ -33,16 +33,23 @@ class GroupStep:
 
     def __init__(self, recorder: Recorder, optimizer: Optimizer, label: str, frame: FrameType) -> None:
         self.optimizer = optimizer
+        self._recorder = recorder
+        self._label = label
         self._frame = frame
-        self._stack = recorder.here().stack
+        self._base = self._stack = recorder.here().stack
         self._groups: dict[int, tuple[int, bool]] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Note what each group works with: its parameters, their gradients and states, as they are now."""
+        recorder = self._recorder
         outside = recorder.stack_at(OUTSIDE) if self._strangers(recorder) else 0
-        for number, group in enumerate(optimizer.param_groups):
-            region = recorder.region(Region("group", f"{label} {group.get('group_name', number)}"))
+        for number, group in enumerate(self.optimizer.param_groups):
+            region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
             for parameter in group["params"]:
                 stranger = bool(recorder.homes) and id(parameter) not in recorder.homes
-                stack = recorder.inside(outside if stranger else self._stack, region)
-                state = optimizer.state.get(parameter, {}).values()
+                stack = recorder.inside(outside if stranger else self._base, region)
+                state = self.optimizer.state.get(parameter, {}).values()
                 for tensor in (parameter, parameter.grad, *state):
                     if isinstance(tensor, torch.Tensor):
                         self._groups.update(dict.fromkeys(_storages(recorder, tensor), (stack, stranger)))
@@ -117,7 +124,7 @@ class OptimizerStates:
 def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | None = None) -> Iterator[None]:
     """Tell a recorder of each optimizer's step for as long as the context lasts; `prepare` is called before each.
 
-    What a closure does that the step calls, as L-BFGS does, is not the step's.
+    What a closure does that the step calls, as L-BFGS does, is not the step's; the gradients that it makes are.
     """
     labels: dict[int, str] = {}
     kept: list[Optimizer] = []  # so that no other gets its id
@@ -149,6 +156,8 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
                     return closure(*inner_args, **inner_kwargs)
                 finally:
                     strand.steps = steps
+                    for step in steps:
+                        step.look()
 
             return call
 

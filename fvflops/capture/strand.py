@@ -25,6 +25,9 @@ class Step(Protocol):
     def is_running(self) -> bool:
         """Return whether the step is still being made."""
 
+    def look(self) -> None:
+        """Note what each parameter group works with, as it is now."""
+
     def stack_of(self, reads: Any) -> int:
         """Return the stack of an op of the step that reads these storages."""
 

@@ -100,9 +100,9 @@ class Trace:
 
     `stacks` are tuples of indexes of `regions`, innermost last; stack 0 is the root. `calls` is the aggregated form,
     (signature, stack, phase) → number of calls, and `region_calls` the same for regions that returned; `events` is the
-    ordered form, or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked into and
-    `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete` is False
-    where the run raised. Merged traces share one module tree.
+    ordered form, or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked
+    into and `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete`
+    is False where the run raised. Merged traces share one module tree.
 
     >>> from fvflops import record_call
     >>> import torch
