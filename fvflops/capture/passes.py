@@ -26,6 +26,7 @@ def backward_passes(recorder: Recorder) -> Iterator[None]:
             if not recorder.is_here():
                 return original(*args, **kwargs)
             recorder.here().drop_ended_steps()
+            recorder.look()
             recorder.owners.callers.append(get_ident())
             try:
                 return original(*args, **kwargs)

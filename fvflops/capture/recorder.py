@@ -250,9 +250,14 @@ class Recorder(Strand):
         owner = self.owners.of(node)
         return self.stack_at(BEFORE) if owner is None else owner
 
+    def look(self) -> None:
+        """Note that the nodes which autograd made since the last op were made by what runs now."""
+        self._place(self.here())
+
     def begin_rerun(self, stack: int) -> tuple[int, Any]:
         """Note that a checkpointed forward runs again, under a stack, and return what `end_rerun` wants back."""
         strand = self.here()
+        self.look()
         before = strand.stack, strand.rerun
         strand.stack, strand.rerun = stack, _current_node()
         return before
