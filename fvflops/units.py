@@ -14,22 +14,22 @@ _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
-def format_size(count: int, *, digits: int = 3, hide_zero: bool = False) -> str:
-    """Return a count with the suffix K, M, G, T or P and at most `digits` digits behind the point.
+def format_size(count: float, *, digits: int = 3, hide_zero: bool = False) -> str:
+    """Return a count, or a mean, with the suffix K, M, G, T or P and at most `digits` digits behind the point.
 
     `hide_zero` turns 0 into "". The format of fvcore's `flop_count_table` (3 digits) and `flop_count_str` (2 digits).
 
     >>> format_size(100), format_size(101), format_size(4089184256), format_size(61706, digits=2)
     ('100', '0.101K', '4.089G', '61.71K')
-    >>> format_size(0), format_size(0, hide_zero=True)
-    ('0', '')
+    >>> format_size(0), format_size(0, hide_zero=True), format_size(2 / 3)
+    ('0', '', '0.667')
     """
     if hide_zero and count == 0:
         return ""
     for floor, unit, suffix in _SIZES:
         if abs(count) > floor:
             return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + suffix
-    return str(count)
+    return str(count) if isinstance(count, int) else f"{count:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def format_elements(count: int) -> str:
