@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.schedules import Schedule, action_at
+from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
+from fvflops.trace.signature import packet_of
+from fvflops.units import format_quantity
 
 OnTraceReady = Callable[["record"], Any]
 
@@ -34,8 +37,10 @@ class record(FlopCountAnalysis):
     and see what autograd does in threads of its own; other threads that the program starts are not seen.
 
     With a `schedule`, or where `step()` is called at the end of each training step, steps are told apart: `steps` holds
-    the Trace of each that was recorded, and what is asked is asked of all these together. `on_trace_ready` is called
-    with the recording at the end of each cycle of the schedule. Between active steps nothing is watched.
+    the Trace of each that was recorded to its end, `per_step()` says what one comes to, and what is asked else is asked
+    of all that was recorded together. `on_trace_ready` is called with the recording at the end of each cycle of the
+    schedule, and of the with block in the midst of one; an exception ends it without. Between active steps nothing is
+    watched. Of the steps of earlier cycles the Traces are kept in their aggregated form.
 
     An exception passes through; what was recorded until then can be asked for, and its Trace is not `complete`. The
     backward pass of a graph that was made before belongs to "<before recording>", an optimizer's work for parameters
@@ -48,6 +53,12 @@ class record(FlopCountAnalysis):
     ...     optimizer.step()
     >>> {phase: run.macs(phase=phase) for phase in ("forward", "backward")}
     {'forward': 24, 'backward': 24}
+    >>> with record(model, schedule=lambda step: "record" if step else "none") as run:
+    ...     for rows in (1, 2, 4):
+    ...         model(torch.ones(rows, 3)).sum().backward()
+    ...         run.step()
+    >>> print(run.per_step())
+    2 steps, 36 flops per step (24 to 48): forward 18 (12 to 24), backward 18 (12 to 24)
     """
 
     def __init__(
@@ -69,54 +80,95 @@ class record(FlopCountAnalysis):
         self._loaded = True
         self._session: Session | None = None
         self._step = 0
-        self._entered = False
+        self._stage = "new"  # in the with block "open", and then "closed"
         self._paused = False
-        self._length = -1
-        self._done: list[Trace] = []
-        self._cycle: list[Trace] = []
+        self._length = -1  # of what was recorded when it was counted
+        self._recorded: list[Trace] = []
+        self._rest: Trace | None = None  # what ran after the last step's end, or was broken off
+        self._new = 0  # how many of those recorded on_trace_ready was not yet called for
+        self._aggregated = 0
+        self._step_counts: tuple[Any, list[StepCount]] = None, []  # what they were counted by, and the counts
         self._modules = self._make_session().modules
 
     def __enter__(self) -> record:
-        if self._entered:
+        if self._stage != "new":
             raise RuntimeError("a recording is entered once: make another")
-        self._entered = True
+        self._stage = "open"
         self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._stage = "closed"
+        goes_on = self._session is not None
         self._end(complete=error is None)
-        if error is None and self._cycle:
+        if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
             self._hand_over()
 
     @property
     def steps(self) -> tuple[Trace, ...]:
-        """The Traces of the steps that were recorded, those of the cycle that goes on included."""
-        return (*self._done, *self._cycle)
+        """The Traces of the steps that were recorded to their ends; without any `step()`, all is one step."""
+        return tuple(self._recorded)
+
+    @property
+    def step_num(self) -> int:
+        """The number of the step that goes on, from 0 on: how many ended, recorded or not."""
+        return self._step
 
     def step(self) -> None:
-        """Say that a training step has come to its end; called outside of the context it raises RuntimeError."""
-        if not self._entered or (self._session is None and self._schedule is None):
+        """Say that a training step has come to its end; called outside of the with block it raises RuntimeError."""
+        if self._stage != "open":
             raise RuntimeError("step() says that a step inside of the with block is done: call it there")
         action = self._action()
-        self._end(complete=True)
+        self._end(complete=True, stepped=True)
+        self._step += 1
         if action == "record_and_save":
             self._hand_over()
-        self._step += 1
+        elif self._action() not in ACTIVE:
+            self._new = 0  # a schedule of one's own has broken the cycle off
         self._begin()
 
+    def per_step(self) -> PerStep:
+        """Return what one step comes to, over those recorded to their ends; where there is none it raises TraceError.
+
+        >>> model = nn.Linear(3, 2)
+        >>> with record(model, table="exact") as run:
+        ...     for rows in (1, 2):
+        ...         y = model(torch.ones(rows, 3))
+        ...         run.step()
+        >>> run.per_step().mean, run.per_step().maximum
+        (21, 28)
+        """
+        if not self._recorded:
+            raise TraceError(self._nothing("no step was recorded to its end"))
+        convention = self._table, dict(self._handles), dict(self._module_handles)
+        counted_by, counts = self._step_counts
+        if counted_by != convention:
+            counts = []
+            self._step_counts = convention, counts
+        for trace in self._recorded[len(counts) :]:
+            counts.append(count_step(self._answering(trace), self._pricer(), self._metric or "handles"))
+        return summarise_steps(counts, self._metric or "handles")
+
     def pause(self) -> None:
-        """Take nothing down until `resume`, in this step and in later ones."""
+        """Take nothing down until `resume`; a step that would begin before begins there, and till then nothing is on.
+
+        So what is done between two steps is no step's, and not watched: `run.pause()` before `run.step()`, and
+        `run.resume()` where the next one begins.
+        """
         if not self._paused and self._session is not None:
             self._session.pause()
         self._paused = True
 
     def resume(self) -> None:
         """Take down what happens from now on."""
-        if self._paused and self._session is not None:
+        was_paused, self._paused = self._paused, False
+        if self._session is None:
+            if self._stage == "open":
+                self._begin()
+        elif was_paused:
             self._session.resume()
-        self._paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -137,22 +189,20 @@ class record(FlopCountAnalysis):
         """Return what was recorded, of all steps together; before anything was, it raises TraceError."""
         self._forget_what_is_old()
         if self._trace is None:
-            parts = list(self.steps)
+            parts = list(self._recorded)
+            if self._rest is not None:
+                parts.append(self._rest)
             if self._session is not None:
                 parts.append(self._session.trace())
             if not parts:
-                raise TraceError("nothing was recorded: no step was active, or the with block was not entered")
+                raise TraceError(self._nothing("nothing was recorded"))
             self._trace = parts[0] if len(parts) == 1 else Trace.merge(parts)
-        missing = self._missing_stops()
-        if missing:
-            raise TraceError(
-                f"this was recorded inside {', '.join(missing)}: set handles before the with block to count that as one"
-            )
-        return self._trace
+        return self._answering(self._trace)
 
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree, with owners such as "<before recording>" where there is work of theirs."""
-        return self.trace().modules if self._session is not None or self.steps else super().module_tree()
+        anything = self._session is not None or self._recorded or self._rest is not None
+        return self.trace().modules if anything else super().module_tree()
 
     def counts(self) -> Counts:
         """Return the counts of what was recorded: every entry, with its op, scope, phase and status."""
@@ -181,14 +231,12 @@ class record(FlopCountAnalysis):
         return Session(self._target, stops_at=self._pricer().stops_at, weigh=self._weigh, **self._options)  # type: ignore[arg-type]
 
     def _begin(self) -> None:
-        if self._action() in ("record", "record_and_save"):
+        if self._session is None and not self._paused and self._action() in ACTIVE:
             session = self._make_session()
             session.start()
-            if self._paused:
-                session.pause()
             self._session = session
 
-    def _end(self, *, complete: bool) -> None:
+    def _end(self, *, complete: bool, stepped: bool = False) -> None:
         session = self._session
         if session is None:
             return
@@ -197,14 +245,45 @@ class record(FlopCountAnalysis):
         try:
             session.stop(complete=complete)
         finally:
-            self._cycle.append(session.trace())
             self._trace = self._counts = self._by_both = None
+            trace = session.trace()
+            if trace.complete and (stepped or not self._step):
+                self._keep(trace)
+            elif trace.calls or not self._step:
+                self._rest = trace
+
+    def _keep(self, trace: Trace) -> None:
+        """Keep the Trace of a step; those of the cycles before lose their order, and equal neighbours become one."""
+        if not self._new:
+            for index in range(self._aggregated, len(self._recorded)):
+                small = self._recorded[index].aggregate()
+                before = self._recorded[index - 1] if index else None
+                self._recorded[index] = before if before is not None and before == small else small
+            self._aggregated = len(self._recorded)
+        self._recorded.append(trace)
+        self._new += 1
 
     def _hand_over(self) -> None:
-        self._done += self._cycle
-        self._cycle = []
+        self._new = 0
         if self._on_trace_ready is not None:
             self._on_trace_ready(self)
+
+    def _answering(self, trace: Trace) -> Trace:
+        """Return a Trace in which all that is counted as one was recorded as one; another raises TraceError."""
+        stops = self._pricer().stops_at
+        missing = sorted({packet_of(name) for name in trace.decomposed if name in stops})
+        if missing:
+            raise TraceError(
+                f"this was recorded inside {', '.join(missing)}: set handles before the with block to count that as one"
+            )
+        return trace
+
+    def _nothing(self, what: str) -> str:
+        if self._stage == "new":
+            return f"{what}: the with block was not entered"
+        if self._rest is not None:
+            return f"{what}: the one that was begun was broken off"
+        return f"{what}: of {format_quantity(self._step, 'step')} the schedule made none active"
 
 
 def _recorded() -> None:

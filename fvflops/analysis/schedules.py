@@ -7,20 +7,26 @@ from typing import Any
 
 # What is to be done with a step, by number: "none", "warmup", "record", or "record_and_save", the last of a cycle.
 Schedule = Callable[[int], Any]
+# What is said of the steps that are recorded.
+ACTIVE = ("record", "record_and_save")
 
 
-def schedule(*, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
+def schedule(
+    *, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
+) -> Schedule:
     """Return the schedule that skips steps, and then repeats a cycle of waiting, warming up and recording.
 
     The arguments mean what they mean to `torch.profiler.schedule`, whose result can be given instead of this one's:
     `skip_first` steps are left out once, then each cycle has `wait` steps that are left out, `warmup` steps and
-    `active` steps that are recorded; `repeat` is the number of cycles, 0 for as many as there are. A count needs no
-    warming up: these steps are left out too. Numbers below 0, or no active step, raise ValueError.
+    `active` steps that are recorded; `repeat` is the number of cycles, 0 for as many as there are; with
+    `skip_first_wait` other than 0 the first cycle does not wait. A count needs no warming up: these steps are left out
+    too. Numbers below 0, or no active step, raise ValueError.
 
     >>> [schedule(wait=1, active=2, repeat=1)(step) for step in range(4)]
     ['none', 'record', 'record_and_save', 'none']
     """
-    numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
+    numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+    numbers |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < (name == "active"):
             raise ValueError(
@@ -30,7 +36,11 @@ def schedule(*, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, sk
 
     def act(step: int) -> str:
         step -= skip_first
-        if step < 0 or (repeat and step >= repeat * cycle):
+        if step < 0:
+            return "none"
+        if skip_first_wait:
+            step += wait
+        if repeat and step >= repeat * cycle:
             return "none"
         place = step % cycle
         if place < wait:
@@ -46,6 +56,6 @@ def action_at(plan: Schedule, step: int) -> str:
     """Return what a schedule, ours or torch.profiler's, says of a step."""
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
-    if name not in ("none", "warmup", "record", "record_and_save"):
+    if name not in ("none", "warmup", *ACTIVE):
         raise ValueError(f"schedule={plan!r} says {action!r} of step {step}: use fvflops.schedule or torch.profiler's")
     return name
