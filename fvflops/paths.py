@@ -31,6 +31,19 @@ def open_text(path: str, mode: str = "r") -> TextIO:
     return cast(TextIO, open(path, mode, encoding="utf-8"))
 
 
+def make_folder(path: str) -> None:
+    """Make a folder, and those that it lies in, unless it is there; `path` is a local path or a URI.
+
+    A file of that name raises FileExistsError.
+    """
+    if path.startswith(SCHEME):
+        raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+    if "://" in path:
+        path_manager().mkdirs(path)
+    else:
+        os.makedirs(path, exist_ok=True)
+
+
 def read_text(path: str, limit: int) -> str | None:
     """Return a file's text, or None where it has more than `limit` characters; no more than that is read."""
     with open_text(path) as file:

@@ -20,6 +20,17 @@ def test_a_local_file_is_written_and_read(tmp_path):
     assert paths.read_text(path, 1) is None
 
 
+def test_a_folder_is_made_with_those_that_it_lies_in(tmp_path):
+    for _ in range(2):
+        paths.make_folder(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        paths.make_folder(str(tmp_path / "file"))
+    with pytest.raises(PermissionError, match="choose a path of your own"):
+        paths.make_folder("fvflops://runs")
+
+
 @pytest.mark.parametrize("path", ["x" * 300, "a\0b", "fvflops://" + "x" * 300, "fvflops://a\0b", "", "\ud800"])
 def test_a_name_that_no_file_can_have_does_not_exist(path):
     assert not paths.exists(path)
