@@ -13,6 +13,7 @@ FLOORS = (
     {"formulas", "capture"},
     {"metrics", "reports"},
     {"analysis"},
+    {"integrations"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

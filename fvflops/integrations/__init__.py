@@ -1,0 +1,1 @@
+"""The training loops that people use: a file for each, whose library is imported with it."""

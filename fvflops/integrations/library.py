@@ -1,0 +1,16 @@
+"""The library of somebody else: imported with the integration that needs it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def import_library(module: str, install: str) -> Any:
+    """Return a module of another library; where that is not installed, the ImportError names what to `install`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and lacks something of its own
+        raise ImportError(f"{module} is not installed, which this integration is for: pip install {install}") from None

@@ -1,0 +1,76 @@
+"""The callback for Lightning's Trainer, of the package `lightning` or `pytorch_lightning`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from fvflops.integrations.library import import_library
+from fvflops.integrations.loop import LOGGED, RecordedLoop
+
+_OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
+
+
+def _choose() -> str:
+    """Return the package whose Callback this one is: one that is in use, or the newer that is installed."""
+    for name in (_NEW, _OLD):
+        if name in sys.modules:
+            return name
+    return _OLD if find_spec("lightning") is None and find_spec(_OLD) is not None else _NEW
+
+
+_Callback: Any = import_library(_choose(), "lightning").Callback
+
+
+class FlopsCallback(RecordedLoop, _Callback):
+    """A callback that counts the steps of a `lightning.pytorch.Trainer`, or of one of `pytorch_lightning`.
+
+        callback = FlopsCallback(schedule=fvflops.schedule(wait=1, active=2), path="flops")
+        Trainer(callbacks=[callback]).fit(module, data)
+        print(callback.recording.per_step())
+
+    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, to be asked during it
+    and after, in which modules have their names in the LightningModule. A step lasts until an optimizer has taken one,
+    with all its micro-batches, and includes what Lightning itself computes in it, under no module: the division of the
+    loss, the clipping of gradients, and what `self.log` makes of the numbers that are logged.
+
+    `flops_per_step`, the mean of the steps recorded so far, is logged at the end of each step, as Lightning does in
+    float32; `recording.per_step()` has it exactly.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._optimizer_steps = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a recording."""
+        self._begin(pl_module, trainer.global_rank)
+        self._optimizer_steps = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Record from here on, if the step is active; it may have begun with a micro-batch before."""
+        self._begin_step()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Record until here, if an optimizer has taken a step, and log what a step comes to."""
+        if trainer.global_step == self._optimizer_steps:
+            self._pause_step()
+            return
+        self._optimizer_steps = trainer.global_step
+        self._end_step()
+        flops = self._flops_per_step()
+        if flops is not None:
+            pl_module.log(LOGGED, float(flops))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record nothing of what comes between the epochs, also where an epoch was left within a step."""
+        self._pause_step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the recording."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the recording, of which the step that goes on is broken off."""
+        self._end(exception)

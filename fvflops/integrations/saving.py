@@ -1,0 +1,35 @@
+"""The saving of what was recorded: a Trace as JSON, a file for each rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fvflops import paths
+from fvflops.analysis.recording import OnTraceReady, record
+
+Folder = str | os.PathLike[str]
+
+
+def save_trace(recording: record, folder: Folder, rank: int) -> str:
+    """Write what was recorded so far as `rank{rank}.json` in a folder, made if need be, and return the file's path.
+
+    `folder` is a local path or a URI; `Trace.from_json` reads the file.
+    """
+    name = os.fspath(folder)
+    paths.make_folder(name)
+    path = f"{name.rstrip('/')}/rank{rank}.json"
+    with paths.open_text(path, "w") as file:
+        file.write(recording.trace().to_json())
+    return path
+
+
+def saving(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
+    """Return what saves a recording, where there is a folder, before `on_trace_ready` is called with it."""
+
+    def hand_over(recording: record) -> Any:
+        if folder is not None:
+            save_trace(recording, folder, rank)
+        return None if on_trace_ready is None else on_trace_ready(recording)
+
+    return hand_over

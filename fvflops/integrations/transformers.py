@@ -1,0 +1,103 @@
+"""The callback for transformers.Trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+from fvflops.integrations.library import import_library
+from fvflops.integrations.loop import LOGGED, RecordedLoop
+
+_LIBRARY = import_library("transformers", "transformers accelerate")
+_TrainerCallback: Any = _LIBRARY.TrainerCallback
+
+# The Trainer tells its callbacks nothing of an exception. Of these the first holds whole steps, and the second, in
+# releases that have no such, all of a step but the optimizer's part.
+_GUARDED = ("_run_epoch", "training_step")
+
+
+class FlopsCallback(RecordedLoop, _TrainerCallback):
+    """A callback that counts the steps of a `transformers.Trainer`.
+
+        callback = FlopsCallback(schedule=fvflops.schedule(wait=1, active=2), path="flops")
+        Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
+        print(callback.recording.per_step())
+
+    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, to be asked during it
+    and after. A step is an optimizer step with all its micro-batches, and includes what the Trainer itself computes in
+    it, under no module: the division of the loss, and the norm of the gradients with their clipping.
+
+    `flops_per_step`, the mean of the steps recorded so far, stands in `trainer.state.log_history` beside the loss, and
+    is printed with it. Callbacks that come before this one, as those that `report_to` makes do, do not get it:
+    `trainer.callback_handler.callbacks.insert(0, callback)` puts this one first.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """Begin a recording."""
+        self._begin(model, args.process_index)
+        self._guard(_find_trainer(sys._getframe()))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Record from here on, if the step is active."""
+        self._begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Record until here."""
+        self._end_step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """End the recording."""
+        self._end()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Add what a step comes to to the logs of the training."""
+        flops = self._flops_per_step()
+        if flops is None or not logs or not ("loss" in logs or "train_loss" in logs):
+            return
+        logs[LOGGED] = flops
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1][LOGGED] = flops  # a copy of the logs, made before
+
+    def _end(self, error: BaseException | None = None) -> None:
+        guards, self._guards = self._guards, []
+        for trainer, name, guard in guards:
+            if vars(trainer).get(name) is guard:
+                delattr(trainer, name)
+        super()._end(error)
+
+    def _guard(self, trainer: Any) -> None:
+        """End the recording when an exception leaves the steps of a Trainer."""
+
+        def ending(call: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(call)
+            def guard(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return call(*args, **kwargs)
+                except BaseException as error:
+                    self._end(error)
+                    raise
+
+            return guard
+
+        for name in _GUARDED:
+            if hasattr(trainer, name) and name not in vars(trainer):
+                guard = ending(getattr(trainer, name))
+                setattr(trainer, name, guard)
+                self._guards.append((trainer, name, guard))
+
+
+def _find_trainer(frame: FrameType | None) -> Any:
+    """Return the Trainer that called, since callbacks are not given it."""
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, _LIBRARY.Trainer):
+            return caller
+        frame = frame.f_back
+    return None
