@@ -30,9 +30,9 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
     and after. A step is an optimizer step with all its micro-batches, and includes what the Trainer itself computes in
     it, under no module: the division of the loss, and the norm of the gradients with their clipping.
 
-    `flops_per_step`, the mean of the steps recorded so far, stands in `trainer.state.log_history` beside the loss, and
-    is printed with it. Callbacks that come before this one, as those that `report_to` makes do, do not get it:
-    `trainer.callback_handler.callbacks.insert(0, callback)` puts this one first.
+    `flops_per_step`, the mean of the steps recorded so far, is logged wherever the loss is: in
+    `trainer.state.log_history`, on the screen and by what `report_to` names. For that the callback goes before the
+    Trainer's others, so that what they do at a step's end is in no step.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -42,7 +42,12 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Begin a recording."""
         self._begin(model, args.process_index)
-        self._guard(_find_trainer(sys._getframe()))
+        trainer = _find_trainer(sys._getframe())
+        if trainer is not None:
+            self._guard(trainer)
+            callbacks = trainer.callback_handler.callbacks
+            # The handler is going through the list now; all that come after keep their places.
+            callbacks.insert(0, callbacks.pop(callbacks.index(self)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Record from here on, if the step is active."""
