@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from fvflops.capture.metadata import dense_spec, dtype_name
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
+from fvflops.trace.group import Group
 
 # What torch calls the arguments of higher-order ops that a table has a row for.
 _NAMES = {
@@ -27,13 +30,19 @@ _NAMES = {
 # Objects that hold the weight and the bias of a quantised convolution, whose output does not tell the kernel's size.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
+_PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
+# The argument by which functional collectives name their group; names are used again when a program makes new groups.
+_GROUP_NAME = "group_name"
+# The symbol of each process group that lives: to list the ranks of one takes as long as it has ranks.
+_GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
     """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
 
-    `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates.
+    `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates; `group` is
+    the position of the argument that names a process group.
     """
 
     name: str
@@ -43,6 +52,7 @@ class OpSchema:
     written: tuple[int, ...]
     composite: bool
     text: str
+    group: int | None = None
 
 
 class Stated:
@@ -87,6 +97,7 @@ def describe_op(op: Any) -> OpSchema:
             )
         ),
         text=str(schema),
+        group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
     )
 
 
@@ -101,6 +112,8 @@ def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     values.extend(schema.defaults[len(values) :])
     for name, value in kwargs.items():
         values[schema.position[name]] = describe(value)
+    if schema.group is not None:
+        values[schema.group] = describe_group(values[schema.group])
     return tuple(values)
 
 
@@ -135,9 +148,40 @@ def describe(value: Any) -> Value:
         return Symbol("memory_format", str(value).removeprefix("torch."))
     if isinstance(value, torch.SymInt):
         return int(value)
-    if isinstance(value, torch.ScriptObject) and value._type().qualified_name() in _PACKED_WEIGHTS:
-        return describe(value._get_method("unpack")())
+    if isinstance(value, torch.ScriptObject):
+        kind = value._type().qualified_name()
+        if kind in _PACKED_WEIGHTS:
+            return describe(value._get_method("unpack")())
+        if kind == _PROCESS_GROUP:
+            return _sign_group(torch.distributed.ProcessGroup.unbox(value))
+    if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
+        return _sign_group(value)
     return value.stated if isinstance(value, Stated) else Symbol("object", type(value).__qualname__)
+
+
+def describe_group(value: Value) -> Value:
+    """Return what stands for the process group of a name; of a name that is no group's, the name."""
+    if not isinstance(value, str):
+        return value
+    try:
+        resolve: Any = torch.distributed.distributed_c10d._resolve_process_group
+        return _sign_group(resolve(value))
+    except (RuntimeError, ValueError):
+        return value
+
+
+def _sign_group(group: Any) -> Symbol:
+    known = _GROUPS.get(group)
+    if known is None:
+        try:
+            ranks = torch.distributed.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # a group that torch made for itself
+            ranks = [0]
+        steps = {after - before for before, after in pairwise(ranks)} or {0}
+        axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
+        step = steps.pop() if len(steps) == 1 and len(ranks) == group.size() else None
+        known = _GROUPS[group] = Group(group.group_name, group.size(), axis, ranks[0], step).symbol()
+    return known
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:

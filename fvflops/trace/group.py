@@ -1,0 +1,43 @@
+"""The group: the ranks among which a collective communicates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from fvflops.trace.spec import Symbol, Value
+
+_KIND = "process_group"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group as one of its ranks sees it.
+
+    `name` is torch's name for it, which differs from rank to rank; `axis` is the mesh's name for the dimension that it
+    lies along, or "". Its ranks are `first`, `first + step` and so on, `size` of them; `step` is None where they are
+    not spaced evenly, and 0 where there is but one.
+
+    >>> Group.of(Group("5", 8, "tp", 0, 1).symbol()).size
+    8
+    """
+
+    name: str
+    size: int
+    axis: str = ""
+    first: int = 0
+    step: int | None = None
+
+    def symbol(self) -> Symbol:
+        """Return the value that stands for the group among an op's arguments."""
+        return Symbol(_KIND, json.dumps([self.name, self.size, self.axis, self.first, self.step]))
+
+    @staticmethod
+    def of(value: Value) -> Group | None:
+        """Return the group that a value stands for, or None for any other value."""
+        if not isinstance(value, Symbol) or value.kind != _KIND:
+            return None
+        return Group(*json.loads(value.name))
+
+    def __str__(self) -> str:
+        return f"{self.axis or self.name}={self.size}"
