@@ -18,7 +18,7 @@ from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
-from fvflops.capture.signature import OpSchema, describe, describe_tensor, normalise, tensors_of
+from fvflops.capture.signature import OpSchema, describe, describe_group, describe_tensor, normalise, tensors_of
 from fvflops.trace import Signature
 
 # A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
@@ -157,6 +157,8 @@ class ShapeMode(WrapperAware):
                 key.append(self._key(value, tensors, reads))
         if op.factory:
             key.append(self.device)
+        if op.grouped:
+            key += [describe_group(value) for value in key if type(value) is str]  # a name may mean another group now
         if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
             places = [*map(id, tensors)]
             key.append(("one tensor", *map(places.index, places)))
