@@ -67,6 +67,8 @@ class ShapeTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(kind is not cls for kind in types):
+            return NotImplemented  # a wrapper among the arguments, to which the run's mode leaves the call
         raise ValueNeeded(
             f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
             'analyse with execution="real" if the model keeps tensors'
