@@ -1,0 +1,189 @@
+"""The sharding of a model: how its layers are split among the ranks of a tensor-parallel group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Patterns of module names with the style by which such modules are split, as transformers writes its tp_plan.
+
+    `divided` are patterns of attributes that hold a number of heads, of which each rank has its share.
+    """
+
+    styles: Mapping[str, str]
+    divided: tuple[str, ...] = field(default=())
+
+
+_LLAMA = Sharding(
+    {
+        "embed_tokens": "embedding_rowwise",
+        # The input is made replicated once for all projections of it, whose gradients are then summed in one go.
+        "layers.*.self_attn": "replicated_input",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp": "replicated_input",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+        "lm_head": "colwise_gather_output",
+    }
+)
+# Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between the
+# blocks' parts each rank has its share of the sequence.
+_LLAMA_SEQUENCE = Sharding(
+    {
+        **_LLAMA.styles,
+        "embed_tokens": "embedding_rowwise_to_sequence",
+        "layers.*.input_layernorm": "sequence_parallel",
+        "layers.*.self_attn": "sequence_input",
+        "layers.*.self_attn.o_proj": "rowwise_to_sequence",
+        "layers.*.post_attention_layernorm": "sequence_parallel",
+        "layers.*.mlp": "sequence_input",
+        "layers.*.mlp.down_proj": "rowwise_to_sequence",
+        "norm": "sequence_parallel",
+        "lm_head": "colwise_of_sequence_gather_output",
+    }
+)
+_GPT2 = Sharding(
+    {
+        # Of each rank's rows the first third are queries, then keys, then values: rows of the weight change places.
+        "h.*.attn.c_attn": "colwise",
+        "h.*.attn.c_proj": "rowwise",
+        "h.*.mlp.c_fc": "colwise",
+        "h.*.mlp.c_proj": "rowwise",
+    },
+    divided=("h.*.attn.heads",),
+)
+# Class of a model → how it is split (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), and how with its sequence.
+SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA, "fvflops.zoo.gpt2.GPT2": _GPT2}
+SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE}
+
+
+class ShardingError(ValueError):
+    """A model that cannot be split as is asked."""
+
+
+def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
+    """Return how a model is split: the zoo's models by the lists here, transformers' by their own tp_plan.
+
+    `sequence` asks for the sequence to be split between the layers too. A model of which neither is known raises
+    ShardingError.
+
+    >>> from fvflops.zoo import build
+    >>> find_sharding(build("llama_tiny", device="meta")).styles["lm_head"]
+    'colwise_gather_output'
+    """
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    known = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
+    if known is not None:
+        return known
+    own = None if sequence else getattr(model, "_tp_plan", None)
+    if not own:
+        what = "whose sequence is to be split" if sequence else "of which no tensor-parallel plan is known"
+        raise ShardingError(
+            f"{name} is a model {what}: give a function of (model, mesh) that applies one, "
+            "such as torch.distributed.tensor.parallel.parallelize_module"
+        )
+    return Sharding(dict(own))
+
+
+def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
+    """Split a model in place over a one-dimensional DeviceMesh; tied parameters stay tied.
+
+    A style that is not known here, or a number of heads that the mesh does not divide, raises ShardingError.
+    """
+    styles = _styles()
+    ties = _ties(model)
+    for pattern, style in sharding.styles.items():
+        if style not in styles:
+            raise ShardingError(
+                f"{type(model).__name__} splits {pattern} by the style {style!r}, which is none of "
+                f"{', '.join(styles)}: give a function of (model, mesh) that splits the model"
+            )
+        for name, module in list(model.named_modules()):
+            if _matches(name, pattern):
+                styles[style]()._apply(module, mesh)
+    for pattern in sharding.divided:
+        for name, module in model.named_modules():
+            _divide(name, module, pattern, mesh.size())
+    for holders in ties:
+        first, key = holders[0]
+        for module, other in holders[1:]:
+            module._parameters[other] = first._parameters[key]
+
+
+def _styles() -> Mapping[str, Callable[[], Any]]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as tp
+
+    return {
+        "colwise": tp.ColwiseParallel,
+        "rowwise": tp.RowwiseParallel,
+        "colwise_gather_output": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "colwise_rep": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_split_input": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "rowwise_rep": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "embedding_colwise": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "sequence_parallel": lambda: tp.SequenceParallel(use_local_output=True),
+        # transformers' name for the norms of queries and keys, (batch, sequence, heads, width of a head).
+        "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
+        "replicated_input": lambda: _FirstInput(Replicate()),
+        "sequence_input": lambda: _FirstInput(Shard(1)),
+        "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
+        "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Replicate()
+        ),
+    }
+
+
+class _FirstInput:
+    """A style like torch's PrepareModuleInput, for modules of any number of arguments: the first becomes replicated."""
+
+    def __init__(self, layout: Any) -> None:
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            first = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
+            return (first.redistribute(mesh, (Replicate(),)), *args[1:])
+
+        module.register_forward_pre_hook(prepare)
+        return module
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
+
+
+def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
+    path, _, attribute = pattern.rpartition(".")
+    if not _matches(name, path):
+        return
+    heads = getattr(module, attribute)
+    if heads % ranks:
+        raise ShardingError(f"{name}.{attribute} is {heads}, which {ranks} ranks cannot share evenly")
+    setattr(module, attribute, heads // ranks)
+
+
+def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    holders: dict[torch.Tensor, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append((module, key))
+    return [places for places in holders.values() if len(places) > 1]
