@@ -16,6 +16,7 @@ from fvflops import __version__
 COMMANDS = {
     "count": "count a model's flops, activations and parameters",
     "compare": "count a model in several conventions, and say why they differ",
+    "plan": "say what one rank of a mesh of any size computes and sends in a training step",
     "ops": "list the ops that a table counts, or explain one",
 }
 
@@ -63,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -78,19 +79,23 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
     parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
-    parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
-    parser.add_argument(
-        "--execution",
-        choices=("auto", "shapes", "real"),
-        default="auto",
-        help="by shapes, for real, or for real where shapes do not do; default: auto",
-    )
     parser.add_argument(
         "--assume",
         action="append",
         default=[],
         metavar="OP=SIZE",
         help="the size of what an op selects by value: aten::nonzero=100, or a share as 0.5; may be repeated",
+    )
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_subject_arguments(parser)
+    parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    parser.add_argument(
+        "--execution",
+        choices=("auto", "shapes", "real"),
+        default="auto",
+        help="by shapes, for real, or for real where shapes do not do; default: auto",
     )
     parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
 
@@ -111,12 +116,32 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", metavar="F", help="text or json")
 
 
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_subject_arguments(parser)
+    parser.add_argument("--mesh", required=True, metavar="AXIS=N,...", help="axes dp, fsdp and tp, outermost first")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
+    parser.add_argument(
+        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that splits the model"
+    )
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="split the sequence over tp too, between the layers"
+    )
+    parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
+    parser.add_argument("--device", default=None, help="the device whose kernels are shown: cpu or cuda")
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+
+
 def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the op to explain, such as aten::linear or linear")
     parser.add_argument("--check", action="store_true", help="run the examples of the table's rows")
 
 
-_ARGUMENTS = {"count": _add_count_arguments, "compare": _add_compare_arguments, "ops": _add_ops_arguments}
+_ARGUMENTS = {
+    "count": _add_count_arguments,
+    "compare": _add_compare_arguments,
+    "plan": _add_plan_arguments,
+    "ops": _add_ops_arguments,
+}
 
 
 def _depth(text: str) -> int:

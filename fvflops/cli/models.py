@@ -162,11 +162,27 @@ def _read_config(config: str | None) -> dict[str, Any]:
     return settings
 
 
-def _from_factory(source: str, name: str) -> _Built:
+def load_function(text: str, option: str) -> Callable[..., Any]:
+    """Return the function that `package.module:NAME` or `file.py:NAME` names; `option` is who asks for it."""
+    source, _, name = text.rpartition(":")
+    if not source or not name:
+        raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
+    function = _import_attribute(source, name)
+    if not callable(function):
+        raise ValueError(f"{option} {text} is {type(function).__name__}, not a function")
+    return function
+
+
+def _import_attribute(source: str, name: str) -> Any:
     module = _import_file(source) if source.endswith(".py") else _import(source)
-    factory = getattr(module, name, None)
-    if factory is None:
+    found = getattr(module, name, None)
+    if found is None:
         raise ValueError(_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
+    return found
+
+
+def _from_factory(source: str, name: str) -> _Built:
+    factory = _import_attribute(source, name)
     made = factory if isinstance(factory, nn.Module) else factory()
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
