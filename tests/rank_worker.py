@@ -1,0 +1,101 @@
+"""The work of one of two processes that talk by gloo: each way of sharing a model, recorded twice, and gathered."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from fvflops import load_table, record_call
+from fvflops.analysis.ranks import gather
+from fvflops.analysis.sharding import find_sharding, shard
+from fvflops.zoo import build
+
+RANKS = 2
+TOKENS = torch.ones(2, 16, dtype=torch.int64)
+FEATURES = torch.ones(4, 6)
+
+
+class Normalised(nn.Module):
+    """Two linear layers around a norm that has buffers: 6 * 5 + 5, 5 + 5, and 5 * 3 parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3, bias=False)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def replicate(model):
+    # record_call looks into what DistributedDataParallel wraps: a function keeps it.
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    return lambda x: wrapped(x)
+
+
+def shard_fully(model):
+    for block in model.layers:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def split(model, sequence=False):
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    shard(model, mesh, find_sharding(model, sequence=sequence))
+    return model
+
+
+# What is run → (the model, how the ranks share it, what goes in).
+CASES = {
+    "dp": (lambda: build("llama_tiny"), replicate, TOKENS),
+    "dp buffers": (Normalised, replicate, FEATURES),
+    "fsdp": (lambda: build("llama_tiny"), shard_fully, TOKENS),
+    "fsdp uneven": (Normalised, shard_fully, FEATURES),
+    "tp": (lambda: build("llama_tiny"), split, TOKENS),
+    "tp sequence": (lambda: build("llama_tiny"), lambda model: split(model, sequence=True), TOKENS),
+}
+
+
+def record(model, inputs, execution="real"):
+    return record_call(
+        model, (inputs,), loss=lambda result: result.sum(), execution=execution, stops_at=load_table("exact").stops_at
+    )
+
+
+def train(model, inputs):
+    """Return the result of a step; FSDP2 lets go of the root's parameters in its backward."""
+    result = model(inputs)
+    result.sum().backward()
+    model.zero_grad()  # what is there already would be added to
+    return result
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    for name, (make, share, inputs) in CASES.items():
+        torch.manual_seed(0)
+        model = share(make())
+        steps = [gather(record(model, inputs)) for _ in range(2)]
+        texts = [{rank: trace.to_json() for rank, trace in step.traces.items()} for step in steps]
+        if not name.startswith("dp"):  # what DistributedDataParallel does in C++ needs numbers
+            before = train(model, inputs)
+            alone = gather(record(model, inputs, "shapes"), dst=0)
+            assert (alone is None) == (rank != 0)
+            assert torch.equal(train(model, inputs), before), name
+            texts.append({rank: trace.to_json() for rank, trace in alone.traces.items()} if rank == 0 else {})
+        if rank == 0:
+            Path(folder, f"{name}.json").write_text(json.dumps(texts))
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
