@@ -10,13 +10,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fvflops import load_table, record_call
 from fvflops.analysis.ranks import gather
 from fvflops.analysis.sharding import find_sharding, shard
+from fvflops.analysis.stages import cut, find_stages
 from fvflops.zoo import build
 
 RANKS = 2
+MICROBATCHES = 2
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 FEATURES = torch.ones(4, 6)
 
@@ -52,6 +55,32 @@ def split(model, sequence=False):
     return model
 
 
+def run_stage(model):
+    """Return a function that runs two microbatches through this rank's half of a model."""
+    stage = dist.get_rank()
+    cut(model, find_stages(model), stage, RANKS)
+    hidden = torch.empty(1, 16, 64, requires_grad=True)
+    place = PipelineStage(
+        model,
+        stage,
+        RANKS,
+        torch.device("cpu"),
+        input_args=TOKENS[:1] if stage == 0 else hidden,
+        output_args=torch.empty(1, 16, 256) if stage else hidden,
+    )
+    schedule = ScheduleGPipe(place, MICROBATCHES, loss_fn=lambda result, _: result.sum(), scale_grads=False)
+
+    def step(tokens):
+        model.zero_grad()
+        if stage == 0:
+            schedule.step(tokens)
+        else:
+            schedule.step(target=tokens, losses=[])
+        return torch.zeros((), requires_grad=True)  # the schedule has gone back already
+
+    return step
+
+
 # What is run → (the model, how the ranks share it, what goes in).
 CASES = {
     "dp": (lambda: build("llama_tiny"), replicate, TOKENS),
@@ -60,12 +89,17 @@ CASES = {
     "fsdp uneven": (Normalised, shard_fully, FEATURES),
     "tp": (lambda: build("llama_tiny"), split, TOKENS),
     "tp sequence": (lambda: build("llama_tiny"), lambda model: split(model, sequence=True), TOKENS),
+    "pp": (lambda: build("llama_tiny"), run_stage, TOKENS),
 }
 
 
 def record(model, inputs, execution="real"):
     return record_call(
-        model, (inputs,), loss=lambda result: result.sum(), execution=execution, stops_at=load_table("exact").stops_at
+        model,
+        (inputs,),
+        loss=lambda result: result.sum() if result.ndim else result,
+        execution=execution,
+        stops_at=load_table("exact").stops_at,
     )
 
 
@@ -85,7 +119,7 @@ def main(rank, folder):
         model = share(make())
         steps = [gather(record(model, inputs)) for _ in range(2)]
         texts = [{rank: trace.to_json() for rank, trace in step.traces.items()} for step in steps]
-        if not name.startswith("dp"):  # what DistributedDataParallel does in C++ needs numbers
+        if not name.startswith(("dp", "pp")):  # what DistributedDataParallel does in C++ needs numbers
             before = train(model, inputs)
             alone = gather(record(model, inputs, "shapes"), dst=0)
             assert (alone is None) == (rank != 0)

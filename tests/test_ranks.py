@@ -24,7 +24,7 @@ from fvflops.trace.communication import Volume
 from fvflops.trace.group import Group
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama, LlamaConfig
-from tests.rank_worker import CASES, RANKS, TOKENS
+from tests.rank_worker import CASES, MICROBATCHES, RANKS, TOKENS
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOAT = 4  # bytes of a float32
@@ -64,17 +64,17 @@ def runs(tmp_path_factory):
 def plan_case(name, rank):
     make, _, inputs = CASES[name]
     axis, _, how = name.partition(" ")
-    return plan_rank(
-        make(), (inputs,), mesh={axis: RANKS}, rank=rank, sequence_parallel=how == "sequence", table="exact"
-    )
+    options = {"microbatches": MICROBATCHES} if axis == "pp" else {"sequence_parallel": how == "sequence"}
+    inputs = inputs[: len(inputs) // options.get("microbatches", 1)]
+    return plan_rank(make(), (inputs,), mesh={axis: RANKS}, rank=rank, table="exact", **options)
 
 
 def payloads(communication):
-    """Return (collective, ranks, dtype) → payload, but for what DistributedDataParallel tells of its buckets."""
+    """Return (collective, ranks, dtype) → payload, but for what ranks tell each other of tensors."""
     return {
         (route.collective, route.size, route.dtype): volume.payload
         for route, volume in communication.by_route().items()
-        if (route.collective, route.dtype) != ("broadcast", "int32")
+        if route.dtype != "int32"
     }
 
 
@@ -102,7 +102,7 @@ def test_the_plan_is_what_each_process_did(runs, name, rank):
     plan, trace = plan_case(name, rank), runs[name][0].traces[rank]
     assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
     assert payloads(plan.communication()) == payloads(read_communication(trace))
-    assert bool(plan.derived) == name.startswith("dp")
+    assert bool(plan.derived) == name.startswith(("dp", "pp"))
     assert {route.axis for route in plan.communication().by_route()} == {name.partition(" ")[0]}
 
 
@@ -156,6 +156,17 @@ def test_split_layers_share_all_products(runs):
     assert set(runs["fsdp"][0].macs(table="exact").by_rank.values()) == {analyse(whole).macs()}
 
 
+def test_stages_pass_on_hidden_states_and_their_gradients(runs):
+    for trace in runs["pp"][0].traces.values():
+        assert payloads(read_communication(trace)) == {
+            ("send", 2, "float32"): FLOAT * HIDDEN,
+            ("receive", 2, "float32"): FLOAT * HIDDEN,
+        }
+    model = build("llama_tiny")
+    whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["pp"][0].macs(table="exact").total == analyse(whole).macs()
+
+
 def test_a_group_is_told_by_size_and_ranks(runs):
     transfers = runs["tp"][0].communication()[1].transfers
     assert {(item.group.size, item.group.first, item.group.step) for item in transfers} == {(2, 0, 1)}
@@ -198,6 +209,15 @@ def plan_llama(mesh, rank=0, **options):
     return plan_rank(build("llama_tiny", device="meta"), (TOKENS,), mesh=mesh, rank=rank, table="exact", **options)
 
 
+def make_transformers_llama():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INSIDE, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with torch.device("meta"):
+        return transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=KNOWN, **sizes)
+        )
+
+
 def test_llama_3_405b_at_16384_ranks_in_seconds():
     started = time.perf_counter()
     tokens, width, layers, known, ranks = 8192, 16_384, 126, 128_256, 8
@@ -232,6 +252,26 @@ def test_axes_nest():
     assert reduced["all_reduce", "dp", 3, "float32"].payload == sharded // 4
     ranks = {item.group.axis: (item.group.first, item.group.step) for item in both.communication().transfers}
     assert ranks == {"dp": (7, 8), "fsdp": (17, 2), "tp": (22, 1)}
+
+
+@pytest.mark.parametrize("library", ["zoo", "transformers"])
+def test_stages_share_the_layers(library):
+    model = build("llama_tiny", device="meta")
+    if library == "transformers":
+        model = make_transformers_llama()
+    mesh = {"pp": 2, "dp": 3, "tp": 2}
+    inputs = {"tokens": TOKENS} if library == "zoo" else {"input_ids": TOKENS, "use_cache": False}
+    plans = [plan_rank(model, (), inputs, mesh=mesh, rank=rank, microbatches=4) for rank in (0, 6)]
+    whole = plan_rank(model, (), inputs, mesh={"tp": 2})
+    assert [plan.coordinates["pp"] for plan in plans] == [0, 1]
+    assert sum(plan.parameters for plan in plans) == whole.parameters
+    assert sum(plan.flops().macs() for plan in plans) == 4 * whole.flops().macs()
+    for plan in plans:
+        axes = plan.communication().by_axis()
+        assert axes["pp"] == Volume(8, 8 * FLOAT * HIDDEN, 8 * FLOAT * HIDDEN)
+        assert axes["dp"].payload >= FLOAT * plan.parameters
+    both = sum(plan.communication().by_axis()["tp"].payload for plan in plans)
+    assert both == 4 * whole.communication().by_axis()["tp"].payload
 
 
 def test_the_same_mesh_again_and_another_between():
@@ -269,12 +309,7 @@ def test_gpt2_splits_its_heads():
 
 
 def test_a_transformers_model_is_split_by_its_own_plan():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": WIDTH, "intermediate_size": INSIDE, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=KNOWN, **sizes)
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    plan = plan_rank(model, (TOKENS,), {"use_cache": False}, mesh={"dp": 8, "tp": 2})
+    plan = plan_rank(make_transformers_llama(), (TOKENS,), {"use_cache": False}, mesh={"dp": 8, "tp": 2})
     assert plan.flops().macs() == plan_llama({"tp": 2}).flops().macs()
     # Each projection sums the gradient of its input by itself; the frequencies of its positions are two buffers.
     assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
@@ -306,11 +341,13 @@ def test_a_function_splits_any_model():
         ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
         ({}, 0, "a mesh has axes from .*, not none"),
         ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
+        ({"pp": 2, "fsdp": 2}, 0, "when FSDP2 gathers and reduces is the schedule's choice"),
+        ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
     ],
-    ids=["rank", "axis", "none", "size"],
+    ids=["rank", "axis", "none", "size", "fsdp", "stages"],
 )
 def test_a_mesh_that_cannot_be(mesh, rank, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises((PlanError, ShardingError), match=message):
         plan_llama(mesh, rank=rank)
 
 

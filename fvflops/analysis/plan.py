@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from fvflops.analysis.derived import Call, Pipe, accumulate, add_calls, exchange, local_spec, pass_on, repeat
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.sharding import find_sharding, shard
+from fvflops.analysis.stages import Inputs, cut, find_hidden, find_stages, receive
 from fvflops.capture.record import Loss, record_call
-from fvflops.capture.signature import describe, describe_tensor, known_schema, tensors_of
+from fvflops.capture.signature import describe, tensors_of
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics.communication import read_communication
-from fvflops.trace import Signature, TensorSpec, Trace, Value
+from fvflops.trace import Trace
 from fvflops.trace.communication import Communication
 
-# A mesh's axes, from what talks least to what talks most: replicas (DistributedDataParallel, or together with fsdp
-# hybrid sharding), fully sharded data parallelism (FSDP2), tensor parallelism.
-AXES = ("dp", "fsdp", "tp")
+# A mesh's axes: stages of a pipeline, replicas (DistributedDataParallel, or together with fsdp hybrid sharding), fully
+# sharded data parallelism (FSDP2), tensor parallelism.
+AXES = ("pp", "dp", "fsdp", "tp")
 Shard = Callable[[nn.Module, Any], nn.Module | None]
 
 
@@ -75,6 +76,7 @@ def plan_rank(
     rank: int = 0,
     shard_by: Shard | None = None,
     sequence_parallel: bool = False,
+    microbatches: int = 1,
     loss: Loss | None = None,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
@@ -82,60 +84,72 @@ def plan_rank(
 ) -> RankPlan:
     """Return what one rank of a mesh does in a training step: forward and backward, by shapes, with no weights.
 
-    `mesh` is axis → size, outermost first; the axes are "dp" (replicas), "fsdp" and "tp". `args` and `kwargs` are the
-    inputs of one rank. The program plays the rank in torch's fake process group, so that torch's own DTensor and FSDP2
-    say what each rank computes and sends; the gradients' exchange among replicas is derived from
-    DistributedDataParallel's rule. FSDP2 is applied to each member of the model's outermost module lists and to the
-    root. `tp` splits the zoo's models and those of transformers by a known plan, others by `shard_by`, a function of
-    (model, DeviceMesh of "tp"); `sequence_parallel` splits the sequence between the layers too. `loss` is a function of
-    the model's result, by default the sum of its first floating tensor; `device` is the kind of device whose kernels
-    are shown, `table` says where composite ops are looked into.
+    `mesh` is axis → size, outermost first; the axes are "pp" (stages), "dp" (replicas), "fsdp" and "tp". `args` and
+    `kwargs` are the inputs of one rank, of one of so many `microbatches`, whose gradients are added up. The program
+    plays the rank in torch's fake process group, so that torch's own DTensor and FSDP2 say what each rank computes and
+    sends; what replicas and stages exchange is derived. FSDP2 is applied to each member of the model's outermost module
+    lists and to the root. `tp` splits the zoo's models and those of transformers by a known plan, others by `shard_by`,
+    a function of (model, DeviceMesh of "tp"); `sequence_parallel` splits the sequence between the layers too. `pp` cuts
+    such models where it is known that they may be. `loss` is a function of the model's result, by default the sum of
+    its first tensor that wants a gradient; `device` is the kind of device whose kernels are shown, `table` says where
+    composite ops are looked into.
 
-    A program that has a process group already raises PlanError, as do an unknown axis and a rank out of range; the
-    model is left as it is.
+    A program that has a process group already raises PlanError, as do an unknown axis and a rank out of range, and a
+    model that cannot be split ShardingError; the model is left as it is.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
     >>> plan = plan_rank(build("llama_tiny", device="meta"), (tokens,), mesh={"dp": 512, "tp": 2})
-    >>> plan.parameters, {route.collective: volume.calls for route, volume in plan.communication().by_route().items()}
-    (62784, {'all_reduce': 1, 'all_gather': 1})
+    >>> plan.parameters, {route.axis: volume.payload for route, volume in plan.communication().by_route().items()}
+    (62784, {'tp': 16384, 'dp': 251136})
     """
-    _check(mesh, rank)
+    _check(mesh, rank, microbatches, sequence_parallel)
+    coordinates = _coordinates(mesh, rank)
     whole = sum(parameter.numel() for parameter in model.parameters())
+    inputs: Inputs = args, dict(kwargs or {})
+    pipe = None
+    if mesh.get("pp", 1) > 1:
+        model, inputs, pipe = _cut(model, inputs, coordinates["pp"], mesh["pp"])
+        if pipe.sends:
+            loss = _touch_result
     twin = _copy_to_meta(model)
     with pretended_world(math.prod(mesh.values()), rank):
-        long = [axis for axis, size in mesh.items() if size > 1]
-        if len(long) == 1:  # its group is that of all ranks, of which torch does not say the axis
-            dist.distributed_c10d._get_default_group()._set_group_desc(f"mesh_{long[0]}")
-        device_mesh = dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        device_mesh = _make_mesh(mesh)
         twin = _split(twin, device_mesh, mesh, shard_by, sequence_parallel)
-        held = [_local(parameter) for parameter in _distinct(twin)]
+        held = [local_spec(parameter) for parameter in twin.parameters()]
         trace = record_call(
             twin,
-            args,
-            None if kwargs is None else dict(kwargs),
+            *inputs,
             loss=loss or sum_of_result,
             execution="shapes",
             device=device,
             assume=assume,
             stops_at=(load_table(table) if isinstance(table, str) else table).stops_at,
         )
-        derived: tuple[str, ...] = ()
+        added: list[Call] = []
+        derived = []
+        if pipe is not None:
+            added += pass_on(pipe, describe(device_mesh.get_group("pp")), microbatches)
+            derived.append("what stages of the pipeline pass on over pp, once for each microbatch: not run")
+        if microbatches > 1:
+            trace = repeat(trace, microbatches)
+            added += accumulate(trace, twin, microbatches)
+            derived.append(f"{microbatches} microbatches: one was run, and their gradients' sums are added")
         if mesh.get("dp", 1) > 1 and mesh.get("fsdp", 1) == 1:
-            trace = _exchange(trace, twin, describe(device_mesh.get_group("dp")), mesh["dp"])
-            derived = (
+            added += exchange(trace, twin, describe(device_mesh.get_group("dp")), mesh["dp"])
+            derived.append(
                 "the gradients' all-reduce over dp, and what DistributedDataParallel does for it: not run, but all "
-                "parameters that want a gradient go through it once, whatever the buckets",
+                "parameters that want a gradient go through it once, whatever the buckets"
             )
         return RankPlan(
             mesh=dict(mesh),
             rank=rank,
-            coordinates=dict(zip(mesh, device_mesh.get_coordinate() or (), strict=True)),
+            coordinates=coordinates,
             parameters=sum(spec.numel for spec in held),
             parameter_bytes=sum(spec.nbytes for spec in held),
             model_parameters=whole,
-            trace=trace,
-            derived=derived,
+            trace=add_calls(trace, added),
+            derived=tuple(derived),
         )
 
 
@@ -151,11 +165,20 @@ def pretended_world(size: int, rank: int) -> Iterator[None]:
         )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    _forget_meshes()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Empty DTensor's memory of how ops are shared: its entries name process groups, which end with their world."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
 
 
 def sum_of_result(result: Any) -> torch.Tensor:
@@ -166,7 +189,12 @@ def sum_of_result(result: Any) -> torch.Tensor:
     raise PlanError(f"the model gives {type(result).__name__} without a tensor that wants a gradient: give a loss")
 
 
-def _check(mesh: Mapping[str, int], rank: int) -> None:
+def _touch_result(result: Any) -> torch.Tensor:
+    """Return one number of a result: with it, backward computes what it would from a gradient, and adds nothing."""
+    return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
+
+
+def _check(mesh: Mapping[str, int], rank: int, microbatches: int, sequence_parallel: bool) -> None:
     if not mesh or any(axis not in AXES for axis in mesh):
         raise PlanError(f"a mesh has axes from {', '.join(AXES)}, not {', '.join(mesh) or 'none'}")
     for axis, size in mesh.items():
@@ -175,6 +203,41 @@ def _check(mesh: Mapping[str, int], rank: int) -> None:
     world = math.prod(mesh.values())
     if not 0 <= rank < world:
         raise PlanError(f"rank {rank} is none of the mesh's {world:,}: they are 0 to {world - 1:,}")
+    if microbatches < 1:
+        raise PlanError(f"a step has 1 microbatch at least, not {microbatches}")
+    if mesh.get("fsdp", 1) > 1 and (microbatches > 1 or mesh.get("pp", 1) > 1):
+        raise PlanError(
+            "when FSDP2 gathers and reduces is the schedule's choice where there are microbatches or stages"
+        )
+    if sequence_parallel and mesh.get("pp", 1) > 1:
+        raise PlanError("stages pass on whole sequences here: plan pp without sequence_parallel")
+
+
+def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Return axis → the place of a rank there; the last axis varies fastest."""
+    places = {}
+    for axis, size in reversed(list(mesh.items())):
+        rank, places[axis] = divmod(rank, size)
+    return {axis: places[axis] for axis in mesh}
+
+
+def _make_mesh(mesh: Mapping[str, int]) -> Any:
+    long = [axis for axis, size in mesh.items() if size > 1]
+    if len(long) == 1:  # its group is that of all ranks, of which torch does not say the axis
+        dist.distributed_c10d._get_default_group()._set_group_desc(f"mesh_{long[0]}")
+    return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+
+
+def _cut(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, Pipe]:
+    stages = find_stages(model)
+    mine, one = _copy_to_meta(model), _copy_to_meta(model)
+    cut(mine, stages, stage, count)
+    blocks: Any = one.get_submodule(stages.blocks)
+    cut(one, stages, 0, len(blocks))
+    hidden = find_hidden(one, inputs)
+    if stage > 0:
+        inputs = receive(model, inputs, stages, hidden)
+    return mine, inputs, Pipe(hidden, stage > 0, stage < count - 1)
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
@@ -230,57 +293,3 @@ def _materialise(model: nn.Module) -> None:
 
 def _zeros(buffer: torch.Tensor, device: str) -> torch.Tensor:
     return torch.zeros_like(buffer, device=device) if buffer.device.type == "meta" else buffer
-
-
-def _distinct(model: nn.Module) -> list[nn.Parameter]:
-    return list(model.parameters())
-
-
-def _local(tensor: torch.Tensor) -> TensorSpec:
-    from torch.distributed.tensor import DTensor
-
-    return describe_tensor(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
-
-
-def _exchange(trace: Trace, model: nn.Module, group: Value, ranks: int) -> Trace:
-    """Return a trace with what DistributedDataParallel adds to it: each gradient scaled, and all of them summed.
-
-    Buffers are sent to all ranks before the forward run, as is its default.
-    """
-    scaled: Counter[Signature] = Counter()
-    gradients: Counter[tuple[str, str]] = Counter()
-    for parameter in _distinct(model):
-        if parameter.requires_grad:
-            spec = _local(parameter)
-            out = TensorSpec(spec.shape, spec.dtype, trace.about["device"])
-            scaled[_sign(torch.ops.aten.mul.out, out, self=out, other=1 / ranks, out=out)] += 1
-            gradients[spec.dtype, out.device] += spec.numel
-    buffers: Counter[tuple[str, str]] = Counter()
-    for buffer in model.buffers():
-        buffers[describe_tensor(buffer).dtype, trace.about["device"]] += buffer.numel()
-    c10d = torch.ops.c10d
-    reduced = [
-        _sign(c10d.allreduce_.default, tensors=(TensorSpec((size,), *kind),), process_group=group)
-        for kind, size in gradients.items()
-    ]
-    sent = [
-        _sign(c10d.broadcast_.default, tensors=(TensorSpec((size,), *kind),), process_group=group, root_rank=0)
-        for kind, size in buffers.items()
-    ]
-    added = [(item, "forward", 1) for item in sent] + [(item, "backward", count) for item, count in scaled.items()]
-    added += [(item, "backward", 1) for item in reduced]
-    start = len(trace.signatures)
-    return replace(
-        trace.aggregate(),
-        signatures=(*trace.signatures, *(item for item, _, _ in added)),
-        calls={
-            **trace.calls,
-            **{(start + index, 0, phase): count for index, (_, phase, count) in enumerate(added)},
-        },
-    )
-
-
-def _sign(op: Any, *outputs: Value, **inputs: Value) -> Signature:
-    schema = known_schema(op)
-    values = [inputs.get(name, default) for name, default in zip(schema.names, schema.defaults, strict=True)]
-    return Signature(schema.name, schema.names, tuple(values), outputs, schema.text)

@@ -111,7 +111,7 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
                 f"{', '.join(styles)}: give a function of (model, mesh) that splits the model"
             )
         for name, module in list(model.named_modules()):
-            if _matches(name, pattern):
+            if _matches(name, pattern) and not isinstance(module, nn.Identity):  # what another stage has
                 styles[style]()._apply(module, mesh)
     for pattern in sharding.divided:
         for name, module in model.named_modules():

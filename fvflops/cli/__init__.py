@@ -118,13 +118,16 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     _add_subject_arguments(parser)
-    parser.add_argument("--mesh", required=True, metavar="AXIS=N,...", help="axes dp, fsdp and tp, outermost first")
+    parser.add_argument("--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp and tp, outermost first")
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
     parser.add_argument(
         "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that splits the model"
     )
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="split the sequence over tp too, between the layers"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=1, metavar="N", help="how often the inputs go through in a step; default: 1"
     )
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
     parser.add_argument("--device", default=None, help="the device whose kernels are shown: cpu or cuda")

@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             rank=arguments.rank,
             shard_by=shard_by,
             sequence_parallel=arguments.sequence_parallel,
+            microbatches=arguments.microbatches,
             device=arguments.device,
             assume=parse_assumptions(arguments.assume),
             table=table,
