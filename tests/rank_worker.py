@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fvflops import load_table, record_call
 from fvflops.analysis.ranks import gather
+from fvflops.analysis.sequence import SharedSequence
 from fvflops.analysis.sharding import find_sharding, shard
 from fvflops.analysis.stages import cut, find_stages
 from fvflops.zoo import build
@@ -55,6 +56,16 @@ def split(model, sequence=False):
     return model
 
 
+def share_sequence(model):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+
+    def run(tokens):
+        with SharedSequence(dist.group.WORLD):
+            return wrapped(tokens)
+
+    return run
+
+
 def run_stage(model):
     """Return a function that runs two microbatches through this rank's half of a model."""
     stage = dist.get_rank()
@@ -89,6 +100,7 @@ CASES = {
     "fsdp uneven": (Normalised, shard_fully, FEATURES),
     "tp": (lambda: build("llama_tiny"), split, TOKENS),
     "tp sequence": (lambda: build("llama_tiny"), lambda model: split(model, sequence=True), TOKENS),
+    "cp": (lambda: build("llama_tiny"), share_sequence, TOKENS),
     "pp": (lambda: build("llama_tiny"), run_stage, TOKENS),
 }
 
@@ -119,7 +131,7 @@ def main(rank, folder):
         model = share(make())
         steps = [gather(record(model, inputs)) for _ in range(2)]
         texts = [{rank: trace.to_json() for rank, trace in step.traces.items()} for step in steps]
-        if not name.startswith(("dp", "pp")):  # what DistributedDataParallel does in C++ needs numbers
+        if not name.startswith(("dp", "cp", "pp")):  # what DistributedDataParallel does in C++ needs numbers
             before = train(model, inputs)
             alone = gather(record(model, inputs, "shapes"), dst=0)
             assert (alone is None) == (rank != 0)

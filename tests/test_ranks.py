@@ -102,7 +102,7 @@ def test_the_plan_is_what_each_process_did(runs, name, rank):
     plan, trace = plan_case(name, rank), runs[name][0].traces[rank]
     assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
     assert payloads(plan.communication()) == payloads(read_communication(trace))
-    assert bool(plan.derived) == name.startswith(("dp", "pp"))
+    assert bool(plan.derived) == name.startswith(("dp", "cp", "pp"))
     assert {route.axis for route in plan.communication().by_route()} == {name.partition(" ")[0]}
 
 
@@ -165,6 +165,19 @@ def test_stages_pass_on_hidden_states_and_their_gradients(runs):
     model = build("llama_tiny")
     whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
     assert runs["pp"][0].macs(table="exact").total == analyse(whole).macs()
+
+
+def test_a_shared_sequence_gathers_keys_and_values(runs):
+    both = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
+    assert payloads(runs["cp"][0].communication()[0]) == {
+        ("all_gather", 2, "float32"): FLOAT * both,
+        ("reduce_scatter", 2, "float32"): FLOAT * both,
+        ("all_reduce", 2, "float32"): FLOAT * PARAMETERS,
+    }
+    # All queries of the whole sequence meet all keys, and each rank has its part of the queries.
+    tokens = torch.ones(len(TOKENS), RANKS * TOKENS.shape[1], dtype=torch.int64)
+    whole = record_call(build("llama_tiny"), (tokens,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["cp"][0].macs(table="exact").total == analyse(whole).macs()
 
 
 def test_a_group_is_told_by_size_and_ranks(runs):
@@ -252,6 +265,20 @@ def test_axes_nest():
     assert reduced["all_reduce", "dp", 3, "float32"].payload == sharded // 4
     ranks = {item.group.axis: (item.group.first, item.group.step) for item in both.communication().transfers}
     assert ranks == {"dp": (7, 8), "fsdp": (17, 2), "tp": (22, 1)}
+
+
+def test_all_that_share_a_parameter_reduce_its_gradient():
+    replicas = plan_llama({"dp": 2, "cp": 2, "tp": 2})
+    assert replicas.communication().by_axis()["dp_cp"].payload == FLOAT * replicas.parameters
+    apart = plan_llama({"dp": 2, "tp": 2, "cp": 2}, rank=7)
+    (group,) = {item.group for item in apart.communication().transfers if item.group.axis == "dp_cp"}
+    assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
+    sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
+    routes = {
+        (route.collective, route.axis): volume.payload for route, volume in sharded.communication().by_route().items()
+    }
+    assert routes["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
+    assert routes["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
 
 
 @pytest.mark.parametrize("library", ["zoo", "transformers"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from fvflops.analysis.derived import Call, Pipe, accumulate, add_calls, exchange, local_spec, pass_on, repeat
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.sequence import SharedSequence
 from fvflops.analysis.sharding import find_sharding, shard
 from fvflops.analysis.stages import Inputs, cut, find_hidden, find_stages, receive
 from fvflops.capture.record import Loss, record_call
@@ -25,8 +26,8 @@ from fvflops.trace import Trace
 from fvflops.trace.communication import Communication
 
 # A mesh's axes: stages of a pipeline, replicas (DistributedDataParallel, or together with fsdp hybrid sharding), fully
-# sharded data parallelism (FSDP2), tensor parallelism.
-AXES = ("pp", "dp", "fsdp", "tp")
+# sharded data parallelism (FSDP2), context parallelism, tensor parallelism.
+AXES = ("pp", "dp", "fsdp", "cp", "tp")
 Shard = Callable[[nn.Module, Any], nn.Module | None]
 
 
@@ -84,73 +85,63 @@ def plan_rank(
 ) -> RankPlan:
     """Return what one rank of a mesh does in a training step: forward and backward, by shapes, with no weights.
 
-    `mesh` is axis → size, outermost first; the axes are "pp" (stages), "dp" (replicas), "fsdp" and "tp". `args` and
-    `kwargs` are the inputs of one rank, of one of so many `microbatches`, whose gradients are added up. The program
-    plays the rank in torch's fake process group, so that torch's own DTensor and FSDP2 say what each rank computes and
-    sends; what replicas and stages exchange is derived. FSDP2 is applied to each member of the model's outermost module
-    lists and to the root. `tp` splits the zoo's models and those of transformers by a known plan, others by `shard_by`,
-    a function of (model, DeviceMesh of "tp"); `sequence_parallel` splits the sequence between the layers too. `pp` cuts
-    such models where it is known that they may be. `loss` is a function of the model's result, by default the sum of
-    its first tensor that wants a gradient; `device` is the kind of device whose kernels are shown, `table` says where
-    composite ops are looked into.
+    `mesh` is axis → size, outermost first; the last axis' ranks are neighbours. The program plays the rank in torch's
+    fake process group, so that torch's own DTensor and FSDP2 say what each rank computes and sends; what is not run is
+    told in `derived`. The axes:
+
+        dp      replicas, as DistributedDataParallel makes them (derived); with fsdp, hybrid sharding
+        fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
+        tp      tensor parallelism: of the zoo's models and of transformers' by a known plan, of others by `shard_by`, a
+                function of (model, DeviceMesh of tp); `sequence_parallel` splits the sequence between the layers too
+        cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
+        pp      stages of a pipeline, of models of which it is known where they may be cut; what they pass on is derived
+
+    `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
+    whose gradients are added up. `loss` is a function of the model's result, by default the sum of its first tensor
+    that wants a gradient; `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`,
+    and the composite ops that `table` counts are not looked into.
 
     A program that has a process group already raises PlanError, as do an unknown axis and a rank out of range, and a
-    model that cannot be split ShardingError; the model is left as it is.
+    model that cannot be split ShardingError. The model is left as it is.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
     >>> plan = plan_rank(build("llama_tiny", device="meta"), (tokens,), mesh={"dp": 512, "tp": 2})
-    >>> plan.parameters, {route.axis: volume.payload for route, volume in plan.communication().by_route().items()}
-    (62784, {'tp': 16384, 'dp': 251136})
+    >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
+    (62784, {'tp': 57344, 'dp': 251136})
     """
     _check(mesh, rank, microbatches, sequence_parallel)
     coordinates = _coordinates(mesh, rank)
-    whole = sum(parameter.numel() for parameter in model.parameters())
     inputs: Inputs = args, dict(kwargs or {})
-    pipe = None
+    twin, pipe = _copy_to_meta(model), None
     if mesh.get("pp", 1) > 1:
-        model, inputs, pipe = _cut(model, inputs, coordinates["pp"], mesh["pp"])
-        if pipe.sends:
-            loss = _touch_result
-    twin = _copy_to_meta(model)
+        twin, inputs, pipe = _cut(model, inputs, coordinates["pp"], mesh["pp"])
+        loss = _touch_result if pipe.sends else loss
     with pretended_world(math.prod(mesh.values()), rank):
         device_mesh = _make_mesh(mesh)
         twin = _split(twin, device_mesh, mesh, shard_by, sequence_parallel)
         held = [local_spec(parameter) for parameter in twin.parameters()]
-        trace = record_call(
-            twin,
-            *inputs,
-            loss=loss or sum_of_result,
-            execution="shapes",
-            device=device,
-            assume=assume,
-            stops_at=(load_table(table) if isinstance(table, str) else table).stops_at,
-        )
-        added: list[Call] = []
-        derived = []
-        if pipe is not None:
-            added += pass_on(pipe, describe(device_mesh.get_group("pp")), microbatches)
-            derived.append("what stages of the pipeline pass on over pp, once for each microbatch: not run")
-        if microbatches > 1:
-            trace = repeat(trace, microbatches)
-            added += accumulate(trace, twin, microbatches)
-            derived.append(f"{microbatches} microbatches: one was run, and their gradients' sums are added")
-        if mesh.get("dp", 1) > 1 and mesh.get("fsdp", 1) == 1:
-            added += exchange(trace, twin, describe(device_mesh.get_group("dp")), mesh["dp"])
-            derived.append(
-                "the gradients' all-reduce over dp, and what DistributedDataParallel does for it: not run, but all "
-                "parameters that want a gradient go through it once, whatever the buckets"
+        with SharedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
+            trace = record_call(
+                twin,
+                *inputs,
+                loss=loss or sum_of_result,
+                execution="shapes",
+                device=device,
+                assume=assume,
+                stops_at=(load_table(table) if isinstance(table, str) else table).stops_at,
             )
-        return RankPlan(
-            mesh=dict(mesh),
-            rank=rank,
-            coordinates=coordinates,
-            parameters=sum(spec.numel for spec in held),
-            parameter_bytes=sum(spec.nbytes for spec in held),
-            model_parameters=whole,
-            trace=add_calls(trace, added),
-            derived=tuple(derived),
-        )
+        trace, derived = _derive(trace, twin, device_mesh, mesh, pipe, microbatches)
+    return RankPlan(
+        mesh=dict(mesh),
+        rank=rank,
+        coordinates=coordinates,
+        parameters=sum(spec.numel for spec in held),
+        parameter_bytes=sum(spec.nbytes for spec in held),
+        model_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trace=trace,
+        derived=derived,
+    )
 
 
 @contextmanager
@@ -228,6 +219,37 @@ def _make_mesh(mesh: Mapping[str, int]) -> Any:
     return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
 
 
+def _derive(
+    trace: Trace, model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], pipe: Pipe | None, microbatches: int
+) -> tuple[Trace, tuple[str, ...]]:
+    """Return a trace with what was not run of a rank's step, and in words what that is."""
+    added: list[Call] = []
+    derived = []
+    if pipe is not None:
+        added += pass_on(pipe, describe(device_mesh.get_group("pp")), microbatches)
+        derived.append("what stages pass on over pp, once for each microbatch")
+    if microbatches > 1:
+        trace = repeat(trace, microbatches)
+        added += accumulate(trace, model, microbatches)
+        derived.append(f"the {microbatches} microbatches, of which one was run, and the sums of their gradients")
+    replicas = _join(device_mesh, mesh, "dp", "cp")
+    if replicas is not None and mesh.get("fsdp", 1) == 1:
+        added += exchange(trace, model, describe(replicas.get_group()), replicas.size())
+        derived.append(
+            f"the gradients' all-reduce over {replicas.mesh_dim_names[0]}, with what else DistributedDataParallel does "
+            "for it: each parameter that wants a gradient goes through it once, whatever the buckets"
+        )
+    return add_calls(trace, added), tuple(derived)
+
+
+def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
+    """Return the mesh of one dimension that some axes make together, or None where none of them has two ranks."""
+    long = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
+    if not long:
+        return None
+    return device_mesh[long[0]] if len(long) == 1 else device_mesh[long]._flatten("_".join(long))
+
+
 def _cut(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, Pipe]:
     stages = find_stages(model)
     mine, one = _copy_to_meta(model), _copy_to_meta(model)
@@ -261,8 +283,9 @@ def _split(
     if mesh.get("fsdp", 1) > 1:
         from torch.distributed.fsdp import fully_shard
 
-        replicated = mesh.get("dp", 1) > 1
-        over = device_mesh["dp", "fsdp"] if replicated else device_mesh["fsdp"]
+        over = _join(device_mesh, mesh, "fsdp", "cp")
+        if mesh.get("dp", 1) > 1:
+            over = device_mesh["dp", over.mesh_dim_names[0]]
         for block in _blocks(model):
             fully_shard(block, mesh=over)
         fully_shard(model, mesh=over)

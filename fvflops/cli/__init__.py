@@ -118,7 +118,9 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     _add_subject_arguments(parser)
-    parser.add_argument("--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp and tp, outermost first")
+    parser.add_argument(
+        "--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp, cp and tp, outermost first"
+    )
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
     parser.add_argument(
         "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that splits the model"
