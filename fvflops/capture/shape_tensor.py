@@ -52,6 +52,20 @@ class Home(Place):
         self.record.freed(self.index)
 
 
+class ShapeStorage:
+    """The storage of a shape tensor as a program sees it: torch's own, which has no memory, but may be resized."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def resize_(self, nbytes: int) -> ShapeStorage:
+        """Change nothing: FSDP2 so lets go of what it has gathered, and takes it again."""
+        return self
+
+
 class ShapeTensor(torch.Tensor):
     """A tensor without numbers: it answers for its device, and autograd works on it, but only a shape run computes.
 
@@ -96,6 +110,10 @@ class ShapeTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.clone()
+
+    def untyped_storage(self) -> ShapeStorage:  # type: ignore[override]
+        """Return what stands for the tensor's memory."""
+        return ShapeStorage(torch.Tensor.untyped_storage(self))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
