@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.capture.fully_sharded import sharding_state
 from fvflops.capture.reading import Reading
 from fvflops.capture.signature import OpSchema, tensors_of
 
@@ -176,6 +177,7 @@ class Snapshot:
             self._tensors = [_note_tensor(tensor) for tensor in reading.odd]
             self._held.watch([value for value in reading.others if not isinstance(value, _OPAQUE)], objects=False)
             self._held.watch([inputs], objects=True)
+            self._held.watch(sharding_state(reading.names), objects=False)
             self._settings = list(_watch_settings())
 
     def restore(self) -> None:

@@ -1,0 +1,28 @@
+"""The state of FSDP2: what it keeps of each module outside of the module, for a run to put back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Return the attributes of the objects by which FSDP2 shards modules, none where no module is sharded by it.
+
+    A run by shapes leaves tensors without numbers there. Of modules that are gathered right now there are none either:
+    a run lets go of what is gathered, and only FSDP2 can gather it again.
+    """
+    loaded = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    if loaded is None:
+        return []
+    found = (loaded._get_module_fsdp_state(module) for module in modules)
+    states = list(dict.fromkeys(state for state in found if state is not None))
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    if not all(group.is_sharded for group in groups):
+        return []
+    parameters = [parameter for group in groups for parameter in group.fsdp_params]
+    shared = [item for state in states for item in (state._state_ctx, state._comm_ctx)]
+    return [vars(item) for item in dict.fromkeys([*states, *groups, *parameters, *shared])]
