@@ -38,6 +38,16 @@ class Normalised(nn.Module):
         return x
 
 
+class Wide(nn.Module):
+    """A linear layer whose weight is too large to keep its numbers in a run by shapes, should they be known."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 200_000, bias=False), nn.ReLU(), nn.Linear(200_000, 2)])
+
+    forward = Normalised.forward
+
+
 def replicate(model):
     # record_call looks into what DistributedDataParallel wraps: a function keeps it.
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -98,6 +108,7 @@ CASES = {
     "dp buffers": (Normalised, replicate, FEATURES),
     "fsdp": (lambda: build("llama_tiny"), shard_fully, TOKENS),
     "fsdp uneven": (Normalised, shard_fully, FEATURES),
+    "fsdp wide": (Wide, shard_fully, FEATURES),
     "tp": (lambda: build("llama_tiny"), split, TOKENS),
     "tp sequence": (lambda: build("llama_tiny"), lambda model: split(model, sequence=True), TOKENS),
     "cp": (lambda: build("llama_tiny"), share_sequence, TOKENS),

@@ -24,7 +24,7 @@ from fvflops.trace.communication import Volume
 from fvflops.trace.group import Group
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama, LlamaConfig
-from tests.rank_worker import CASES, MICROBATCHES, RANKS, TOKENS
+from tests.rank_worker import CASES, FEATURES, MICROBATCHES, RANKS, TOKENS, Wide, record, shard_fully, train
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOAT = 4  # bytes of a float32
@@ -131,6 +131,14 @@ def test_what_is_fully_sharded_is_gathered_forward_and_backward(runs):
     assert payloads(runs["fsdp uneven"][0].communication()[1]) == {
         ("all_gather", 2, "float32"): 2 * padded,
         ("reduce_scatter", 2, "float32"): padded,
+    }
+
+
+def test_what_is_gathered_may_be_large(runs):
+    products = 200_000 * (6 + 2)
+    assert payloads(runs["fsdp wide"][-1].communication()[0]) == {
+        ("all_gather", 2, "float32"): 2 * FLOAT * (products + 2),
+        ("reduce_scatter", 2, "float32"): FLOAT * (products + 2),
     }
 
 
@@ -320,6 +328,18 @@ def test_a_plan_leaves_the_model_and_the_program_alone():
     with pytest.raises(ZeroDivisionError):
         plan_rank(model, (TOKENS,), mesh={"tp": 2}, loss=lambda y: 1 // 0)
     assert not dist.is_initialized()
+
+
+def test_a_run_by_shapes_leaves_no_trace_in_fsdp2():
+    with pretended_world(2, 0):
+        model = shard_fully(Wide())
+        first = record(model, FEATURES, "shapes")
+        train(model, FEATURES)  # which raises on a tensor without numbers
+        with torch.no_grad():
+            model(FEATURES)  # the root's parameters stay gathered
+        again = record(model, FEATURES, "shapes")
+        train(model, FEATURES)
+    assert analyse(first).total() == analyse(again).total() > 0
 
 
 def test_gpt2_splits_its_heads():
