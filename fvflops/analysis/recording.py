@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -35,6 +35,8 @@ class record(FlopCountAnalysis):
     on the meta device will do, what needs a number raises, and in the end the model and the optimizers are as they were
     (`device` and `assume` are those of `record_call`). Recordings can be nested, go on in several threads at once,
     and see what autograd does in threads of its own; other threads that the program starts are not seen.
+
+    `measure` is {"time"}, {"memory"} or both: then the events of the Trace, ops and modules, hold what a real run took.
 
     With a `schedule`, or where `step()` is called at the end of each training step, steps are told apart: `steps` holds
     the Trace of each that was recorded to its end, `per_step()` says what one comes to, and what is asked else is asked
@@ -69,12 +71,13 @@ class record(FlopCountAnalysis):
         execution: str = "real",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        measure: Collection[str] = (),
         schedule: Schedule | None = None,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
         super().__init__(_recorded, None, table=table, execution="auto")
         self._target = model
-        self._options = {"execution": execution, "device": device, "assume": assume}
+        self._options = {"execution": execution, "device": device, "assume": assume, "measure": measure}
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._loaded = True

@@ -73,6 +73,8 @@ class RecordingMode(WrapperAware):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
+        meter = self.recorder.meter
+        came = 0 if meter is None else meter.now()
         if is_foreign(types):
             return self.leave_to_wrapper(func, types, args, kwargs)
         if self.recorder.paused or is_fake(types):
@@ -90,8 +92,18 @@ class RecordingMode(WrapperAware):
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, self.recorder.fresh)
         noted = self._calls.note(schema, args, kwargs)
+        if meter is None:
+            result = func(*args, **kwargs)
+            number, writes = self._calls.look(schema, noted, result)
+            self.recorder.add(number, noted.reads, writes)
+            return result
+        begun = meter.begin()
         result = func(*args, **kwargs)
-        self._calls.take_down(schema, noted, result)
+        duration = meter.end(begun)
+        ended = meter.now()
+        number, writes = self._calls.look(schema, noted, result)
+        self.recorder.add(number, noted.reads, writes, meter.columns(begun, duration))
+        meter.lost += begun.ns - came + meter.now() - ended + meter.per_op
         return result
 
     def knows(self, tensors: list[Any]) -> bool:

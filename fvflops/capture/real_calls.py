@@ -70,8 +70,8 @@ class RealCalls:
             found = met[whole] = normalise(schema, args, kwargs), {}
         return Noted(*found, reads)
 
-    def take_down(self, schema: OpSchema, noted: Noted, result: Any) -> None:
-        """Take a call down after it was made."""
+    def look(self, schema: OpSchema, noted: Noted, result: Any) -> tuple[int, Sequence[int]]:
+        """Return the number of a call's signature, after it was made, and the storages of its results."""
         writes: list[int] = []
         numbers = noted.numbers
         if numbers is not None:
@@ -87,7 +87,7 @@ class RealCalls:
                 writes = list(self._recorder.storages_of((result,), "op"))
             else:
                 numbers[key] = number
-        self._recorder.add(number, noted.reads, writes)
+        return number, writes
 
     def _key(self, values: Sequence[Any], storages: list[int], origin: str) -> list[Any]:
         """Return what stands for arguments in a call's key, and note the storages of the tensors among them."""

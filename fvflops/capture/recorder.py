@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction
 
+from fvflops.capture.meter import Meter
 from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
@@ -69,11 +70,13 @@ class Recorder(Strand):
         backward: bool = True,
         weigh: Callable[[Signature], int] | None = None,
         limit: int | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(0)
         self.stops_at = stops_at
         self._weigh = weigh
         self._limit = limit
+        self.meter = meter
         self._folded: tuple[_Calls, _Calls] | None = None
         self._let_go = 0
         self.thread = threading.get_ident()
@@ -152,6 +155,8 @@ class Recorder(Strand):
 
     def enter(self, region: int, values: Any) -> int:
         """Push a region and return the token that `leave` wants back; `values` are its arguments."""
+        meter = self.meter
+        came = 0 if meter is None else meter.now()
         inputs: tuple[Value, ...]
         if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
             inputs = values[0].metadata.alone
@@ -168,14 +173,25 @@ class Recorder(Strand):
             self.events.append(("enter", region, base))
         opened = strand.opened
         token = len(opened)
-        opened.append(Opened(region, strand.stack, base, inputs, node))
+        outer = strand.stack
         strand.stack = self.inside(base, region)
+        if meter is None:
+            opened.append(Opened(region, outer, base, inputs, node, None))
+            return token
+        meter.lost += meter.now() - came
+        opened.append(Opened(region, outer, base, inputs, node, meter.begin()))
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
         strand = self.here() if self.backward else self
-        region, outer, base, inputs, _ = strand.opened[token]
+        region, outer, base, inputs, _, begun = strand.opened[token]
+        measured: tuple[Any, ...] = ()
+        meter, left = self.meter, 0
+        if meter is not None and begun is not None:
+            duration = meter.end(begun)
+            left = meter.now()
+            measured = None, *meter.columns(begun, duration)
         del strand.opened[token:]
         if self.backward:
             self.owners.look(strand.stack)
@@ -196,11 +212,14 @@ class Recorder(Strand):
             self._region_signatures.append((region, inputs, outputs))
             calls.append((inputs, outputs, number))
         strand.stack = outer
-        if error is None and not self.backward:
+        if error is None and not self.backward and not measured:
             self.events.append(("exit", number, base, "forward"))
         else:
             phase = self._phase(strand, _current_node())
-            self.events.append(("exit", number, base, phase, strand.thread_number, (), (), error is not None))
+            row = ("exit", number, base, phase, strand.thread_number, (), (), error is not None)
+            self.events.append((*row, *measured))
+        if meter is not None:
+            meter.lost += meter.now() - left
 
     def inside(self, stack: int, region: int) -> int:
         """Return the number of the stack that has one more region in it than another."""
@@ -289,13 +308,17 @@ class Recorder(Strand):
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
         self.take_down(Signature(op, (), (), (), f"{op}(...)"), (), ())
 
-    def add(self, number: int, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Take down one call of the signature with a number, and the storages that it reads and makes."""
+    def add(self, number: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
+        """Take down one call of the signature with a number, and the storages that it reads and makes.
+
+        `measured` are the event's columns from `start_ns` on.
+        """
         strand = self if threading.get_ident() == self.thread else self.here()
         stack, phase = self._place(strand, self._signatures[number].op)
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
-        self.events.append(("op", number, stack, phase, strand.thread_number, reads, writes))
+        row = ("op", number, stack, phase, strand.thread_number, reads, writes)
+        self.events.append((*row, False, None, *measured) if measured else row)
         if self._limit is not None and len(self.events) >= self._limit and not self._pauses:
             self._fold()
 
@@ -311,7 +334,7 @@ class Recorder(Strand):
         calls, region_calls = self._folded or (Counter(), Counter())
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
         # What raised was no whole call: of a module that a checkpoint's early stop ends, only the ops that ran count.
-        exits = Counter([event[1:4] for event in events if event[0] == "exit" and not any(event[7:])])
+        exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
         return calls + ops, region_calls + exits
 
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -391,6 +414,8 @@ class Recorder(Strand):
         """Take nothing more down, though regions may be left that were entered before."""
         self.recording = False
         self._kept, self.events = self._taken_down(), []
+        if self.meter is not None:
+            self._kept = self.meter.resolve(self._kept)
         self._watches.clear()
         for strand in (self, *self._strands.values()):
             strand.steps.clear()  # one that raised holds its frame
@@ -482,11 +507,16 @@ class Recorder(Strand):
         self.storages.append(_storage_row(storage.nbytes(), storage.device, origin))
         if origin == "op":
             self.fresh[key] = index
-        self._watches[index] = weakref.ref(storage, lambda _: self._gone(key, index))
+        nbytes = storage.nbytes()
+        if self.meter is not None:
+            self.meter.live += nbytes
+        self._watches[index] = weakref.ref(storage, lambda _: self._gone(key, index, nbytes))
         return index
 
-    def _gone(self, key: int, index: int) -> None:
+    def _gone(self, key: int, index: int, nbytes: int) -> None:
         if self.recording:
+            if self.meter is not None:
+                self.meter.live -= nbytes
             del self._known[key]
             self.fresh.pop(key, None)
             self._watches.pop(index, None)
@@ -511,10 +541,11 @@ def _event(
     reads: Sequence[int] = (),
     writes: Sequence[int] = (),
     raised: bool = False,
+    *measured: Any,
 ) -> Event:
     """Return the event of a row, in which a storage may stand twice."""
     once = dict.fromkeys
-    return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised)
+    return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised, *measured)
 
 
 @lru_cache(maxsize=1 << 12)

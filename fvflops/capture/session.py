@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
+from fvflops.capture.meter import Meter
 from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.optimizers import OptimizerStates
 from fvflops.capture.passes import gradients_restored
@@ -51,11 +52,14 @@ class Session:
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
         weigh: Weigh | None = None,
+        measure: Collection[str] = (),
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
             raise TypeError(f"record takes a torch.nn.Module, or nothing, not {type(model).__name__}: {model!r:.60}")
+        if measure and execution != "real":
+            raise ValueError(f"measure={measure!r} is for a real run: by shapes nothing is computed")
         if execution == "real" and (device is not None or assume is not None):
             raise ValueError('device= and assume= are for a run by shapes: give execution="shapes" too')
         if isinstance(model, nn.Module):
@@ -68,6 +72,7 @@ class Session:
         self._device = device
         self._assume = assume
         self._weigh = weigh
+        self._measure = measure
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
         self._thread = 0
@@ -85,8 +90,9 @@ class Session:
         """Record from now on; a session can be started once."""
         if self._recorder is not None:
             raise RuntimeError("a recording was begun a second time: make another")
-        limit = _EVENTS if self._execution == "real" else None
-        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit)
+        limit = _EVENTS if self._execution == "real" and not self._measure else None
+        meter = Meter(self._measure, next(iter(self._reading.devices), None)) if self._measure else None
+        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit, meter=meter)
         recorder.homes = self._reading.homes()
         self._thread = threading.get_ident()
         with ExitStack() as stack:
@@ -183,6 +189,8 @@ class Session:
             "execution": self._execution,
             **self._about,
         }
+        if self._recorder.meter is not None:
+            about |= self._recorder.meter.about()
         return self._recorder.trace(self._reading.tree, about, complete=self._complete and not self._recorder.recording)
 
     def _running(self) -> Recorder:

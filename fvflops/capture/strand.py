@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from fvflops.capture.meter import Begun
 from fvflops.trace import Value
 
 
 class Opened(NamedTuple):
-    """A region that is being run: the stacks to go back to and to file it under, what went in, autograd's node."""
+    """A region that is being run.
+
+    The stacks to go back to and to file it under, what went in, autograd's node, and what the meter read.
+    """
 
     region: int
     outer: int
     base: int
     inputs: tuple[Value, ...]
     node: Any
+    begun: Begun | None
 
 
 class Step(Protocol):
