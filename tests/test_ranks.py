@@ -398,6 +398,18 @@ def test_a_mesh_that_cannot_be(mesh, rank, message):
         plan_llama(mesh, rank=rank)
 
 
+def test_what_is_left_out_of_a_step_is_told():
+    assert plan_llama({"tp": 2}).left_out == ("the optimizer's step",)
+    assert "gradients of the norms" in plan_llama({"tp": 2}, sequence_parallel=True).left_out[0]
+    # FSDP2 sums them itself, before it scatters them.
+    both = plan_llama({"fsdp": 2, "tp": 2}, sequence_parallel=True)
+    norms = (2 * LAYERS + 1) * WIDTH
+    assert both.left_out == ("the optimizer's step",)
+    assert both.communication().by_route()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
+    with pytest.raises(PlanError, match="FSDP2 is planned with the CPU's kernels, not with those of cuda"):
+        plan_llama({"fsdp": 2}, device="cuda")
+
+
 def test_a_program_with_a_process_group_is_told_so():
     with pretended_world(4, 0), pytest.raises(PlanError, match="this program has a process group"):
         plan_llama({"dp": 2})
@@ -485,7 +497,7 @@ def test_an_op_that_nobody_reads_is_unknown():
 def test_the_command_line_plans(capsys):
     assert main(["plan", "zoo:llama_tiny", "--mesh", "dp=2048,tp=2", "--rank", "3", "--table", "exact"]) == 0
     text = capsys.readouterr().out
-    assert "4,096 ranks; rank 3 is dp 1, tp 1." in text and "Derived: the gradients' all-reduce" in text
+    assert "4,096 ranks; rank 3 is dp 1, tp 1." in text and "Derived, not run: the gradients' all-reduce" in text
     assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["parameters"] * 2 == record["parameter_bytes"] == PARAMETERS

@@ -41,7 +41,7 @@ class RankPlan:
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's place there. `parameters` and `bytes` are
     those of the weights that the rank holds, `model_parameters` the whole model's. `trace` is its step; what in it was
-    not run, and follows from a rule, is told in `derived`.
+    not run, and follows from a rule, is told in `derived`, and what of a step is not in it in `left_out`.
     """
 
     mesh: Mapping[str, int]
@@ -52,6 +52,7 @@ class RankPlan:
     model_parameters: int
     trace: Trace
     derived: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def world(self) -> int:
@@ -110,7 +111,7 @@ def plan_rank(
     >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
     (62784, {'tp': 57344, 'dp': 251136})
     """
-    _check(mesh, rank, microbatches, sequence_parallel)
+    _check(mesh, rank, microbatches, sequence_parallel, device)
     coordinates = _coordinates(mesh, rank)
     inputs: Inputs = args, dict(kwargs or {})
     twin, pipe = _copy_to_meta(model), None
@@ -141,6 +142,7 @@ def plan_rank(
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
         trace=trace,
         derived=derived,
+        left_out=_left_out(mesh, sequence_parallel),
     )
 
 
@@ -185,7 +187,20 @@ def _touch_result(result: Any) -> torch.Tensor:
     return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
 
 
-def _check(mesh: Mapping[str, int], rank: int, microbatches: int, sequence_parallel: bool) -> None:
+def _left_out(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
+    step = "the optimizer's step"
+    if sequence_parallel and mesh.get("tp", 1) > 1 and mesh.get("fsdp", 1) == 1:
+        step += ", in which DTensor sums over tp the gradients of the norms, each rank having that of its part"
+    return (step,)
+
+
+def _check(
+    mesh: Mapping[str, int],
+    rank: int,
+    microbatches: int,
+    sequence_parallel: bool,
+    device: str | torch.device | None,
+) -> None:
     if not mesh or any(axis not in AXES for axis in mesh):
         raise PlanError(f"a mesh has axes from {', '.join(AXES)}, not {', '.join(mesh) or 'none'}")
     for axis, size in mesh.items():
@@ -200,6 +215,8 @@ def _check(mesh: Mapping[str, int], rank: int, microbatches: int, sequence_paral
         raise PlanError(
             "when FSDP2 gathers and reduces is the schedule's choice where there are microbatches or stages"
         )
+    if mesh.get("fsdp", 1) > 1 and device is not None and torch.device(device).type != "cpu":
+        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: leave the device out")
     if sequence_parallel and mesh.get("pp", 1) > 1:
         raise PlanError("stages pass on whole sequences here: plan pp without sequence_parallel")
 

@@ -100,7 +100,8 @@ def _render(name: str, plan: RankPlan, table: str) -> str:
     if "supposed" in plan.trace.about:
         lines.append(f"SUPPOSED, for want of a number: {plan.trace.about['supposed']}.")
     lines += ["", report.render(plan.communication())]
-    lines += ["", *(f"Derived: {rule}." for rule in plan.derived)] if plan.derived else []
+    lines += ["", *(f"Derived, not run: {rule}." for rule in plan.derived)]
+    lines += [f"Left out: {what}." for what in plan.left_out]
     return "\n".join(lines)
 
 
@@ -128,6 +129,7 @@ def _to_json(plan: RankPlan, table: str) -> str:
             "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
             "unknown_communication": dict(communication.unknown),
             "derived": list(plan.derived),
+            "left_out": list(plan.left_out),
         },
         indent=2,
     )
