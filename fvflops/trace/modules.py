@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -88,12 +88,11 @@ class ModuleTree:
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
-        seen: set[int] = set()
-        for place in self.modules():
-            for parameter in place.parameters:
-                if parameter.identity not in seen:
-                    seen.add(parameter.identity)
-                    yield parameter
+        return _once(parameter for place in self.modules() for parameter in place.parameters)
+
+    def buffers(self) -> Iterator[ParameterInfo]:
+        """Yield each buffer once, under its first name, in the order of `Module.named_buffers`."""
+        return _once(buffer for place in self.modules() for buffer in place.buffers)
 
     def count_parameters(self) -> defaultdict[str, int]:
         """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
@@ -103,12 +102,7 @@ class ModuleTree:
         >>> dict(ModuleTree({"": ModuleInfo("", "", "Net"), "fc": fc}).count_parameters())
         {'': 6, 'fc': 6, 'fc.weight': 6}
         """
-        sums: defaultdict[str, int] = defaultdict(int)
-        for parameter in self.parameters():
-            parts = parameter.name.split(".")
-            for length in range(len(parts) + 1):
-                sums[".".join(parts[:length])] += parameter.spec.numel
-        return sums
+        return add_up(self.parameters(), lambda parameter: parameter.spec.numel)
 
     def encode(self) -> list[dict[str, Any]]:
         """Return the tree as plain JSON types."""
@@ -148,6 +142,30 @@ class ModuleTree:
                 for record in records
             }
         )
+
+
+def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
+    """Return name → the sum of a measure of tensors, for each of these and for all modules above it, "" the model.
+
+    >>> weights = [ParameterInfo(f"fc.{name}", TensorSpec((2, 3)), 0, True) for name in ("one", "two")]
+    >>> dict(add_up(weights, lambda weight: weight.spec.numel))
+    {'': 12, 'fc': 12, 'fc.one': 6, 'fc.two': 6}
+    """
+    sums: defaultdict[str, Any] = defaultdict(int)
+    for tensor in tensors:
+        parts = tensor.name.split(".")
+        amount = measure(tensor)
+        for length in range(len(parts) + 1):
+            sums[".".join(parts[:length])] += amount
+    return sums
+
+
+def _once(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        if tensor.identity not in seen:
+            seen.add(tensor.identity)
+            yield tensor
 
 
 def _encode_parameter(parameter: ParameterInfo) -> list[Any]:
