@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         schedule,
         summarise,
     )
+    from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
     from fvflops.metrics.devices import Device, find_device
     from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
+    from fvflops.trace.parameters import ParameterCount
 
     JitModelAnalysis = ModelAnalysis
 
@@ -42,6 +44,7 @@ _HOMES = {
     "FlopCountAnalysis": "fvflops.analysis",
     "FormulaTable": "fvflops.formulas",
     "ModelAnalysis": "fvflops.analysis",
+    "ParameterCount": "fvflops.trace.parameters",
     "StopsAt": "fvflops.trace",
     "Summary": "fvflops.trace",
     "Trace": "fvflops.trace",
@@ -58,6 +61,8 @@ _HOMES = {
     "mfu": "fvflops.metrics.utilisation",
     "parameter_count": "fvflops.analysis",
     "parameter_count_table": "fvflops.analysis",
+    "parameter_summary": "fvflops.analysis.parameters",
+    "parameter_summary_table": "fvflops.analysis.parameters",
     "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
@@ -76,6 +81,7 @@ __all__ = [
     "FormulaTable",
     "JitModelAnalysis",
     "ModelAnalysis",
+    "ParameterCount",
     "StopsAt",
     "Summary",
     "Trace",
@@ -92,6 +98,8 @@ __all__ = [
     "mfu",
     "parameter_count",
     "parameter_count_table",
+    "parameter_summary",
+    "parameter_summary_table",
     "record",
     "record_call",
     "register_formula",
