@@ -1,13 +1,10 @@
-"""The recording of training: any program, in all its phases, owned by the right module, whatever goes wrong in it."""
+"""Training, recorded: recompute is what was rerun, and each backward op belongs to the module that it is of."""
 
 from __future__ import annotations
 
-import copy
 import inspect
-import threading
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,12 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
-from torch.optim import optimizer as optimizers
-from torch.utils import checkpoint as checkpointing
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,81 +24,20 @@ from fvflops import (
     flop_count_str,
     flop_count_table,
     record,
-    schedule,
 )
-from fvflops.capture.record import ExecutionError
 from fvflops.zoo.gpt2 import Block, GPT2Config
+from tests.recordings import (
+    BEFORE,
+    EXECUTIONS,
+    X,
+    check_sums,
+    macs_by_owner,
+    macs_by_phase,
+    make_net,
+    ops_by_place,
+)
+from tests.recordings import nothing_stays_installed as nothing_stays_installed
 from tests.witness import Witness
-
-EXECUTIONS = ("real", "shapes")
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-BEFORE, OUTSIDE = "<before recording>", "<outside the model>"
-
-
-def installed() -> list[Any]:
-    """Return all that a recording puts in the place of something of torch's."""
-    hook, frame = checkpointing._recomputation_hook, checkpointing._CheckpointFrame
-    dynamo = torch.__dict__.get("_dynamo")
-    return [
-        nn.Module._call_impl,
-        torch.compile,
-        vars(torch.autograd.function._SingleLevelFunction).get("apply"),
-        torch.autograd._engine_run_backward,
-        [frame.__init__, hook.__init__, vars(hook).get("__enter__"), vars(hook).get("__exit__")],
-        checkpointing.CheckpointFunction.backward,
-        HigherOrderOperator.__call__,
-        [*optimizers._global_optimizer_pre_hooks, *optimizers._global_optimizer_post_hooks],
-        list(map(id, _get_current_dispatch_mode_stack())),
-        "default" if dynamo is None else dynamo.eval_frame._stance.stance,
-    ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_installed() -> Iterator[None]:
-    before = installed()
-    yield
-    assert installed() == before
-
-
-def make_net() -> nn.Sequential:
-    """Return two layers: for X, 48 and 24 multiply-adds forward, 48 and 2 × 24 backward, as X wants no gradient."""
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-
-
-def macs_by_phase(run: FlopCountAnalysis) -> dict[str, int]:
-    sums: Counter[str] = Counter()
-    for entry in run.counts().entries:
-        sums[entry.phase] += entry.macs
-    return dict(+sums)
-
-
-def macs_by_owner(run: FlopCountAnalysis) -> dict[str, dict[str, int]]:
-    """Return module → phase → multiply-adds of its own, without those of the modules in it."""
-    sums: dict[str, Counter[str]] = defaultdict(Counter)
-    for entry in run.counts().entries:
-        if entry.macs:
-            sums[entry.scope[-1] if entry.scope else ""][entry.phase] += entry.macs
-    return {name: dict(phases) for name, phases in sums.items()}
-
-
-def ops_by_place(run: FlopCountAnalysis) -> Counter[tuple[str, ...]]:
-    """Return (owner, phase, op, parameter group) → calls."""
-    calls: Counter[tuple[str, ...]] = Counter()
-    for entry in run.counts().entries:
-        calls[entry.scope[-1] if entry.scope else "", entry.phase, entry.op, entry.group] += entry.calls
-    return calls
-
-
-def check_sums(run: FlopCountAnalysis) -> None:
-    """Check that the phases add up to the total and that no module has more than the one that holds it."""
-    phases = {phase: sum(labels.values()) for phase, labels in run.by_phase().items()}
-    by_module = run.by_module_and_phase()
-    assert phases == {phase: flops for phase, flops in by_module[""].items() if flops}
-    assert sum(phases.values()) == run.total() > 0
-    for name, counts in by_module.items():
-        parent = by_module[name.rpartition(".")[0]]
-        assert all(flops <= parent[phase] for phase, flops in counts.items()), name
-
 
 # --- activation checkpointing -----------------------------------------------------------------------------------------
 
@@ -258,9 +190,7 @@ def test_torchs_counter_lacks_the_attention_of_a_checkpointed_block_and_does_not
     # Its one error here: it knows no attention on the CPU. It counts two flops for a multiply-add.
     assert counter.get_total_flops() == 2 * (run.macs() - sum(attention.values()))
     assert set(counter.get_flop_counts()["Global"]) == {torch.ops.aten.addmm, torch.ops.aten.mm}
-    assert run.macs(phase="recompute") == sum(
-        times * FORWARD[name] for name, times in CHECKPOINTS[way][1].items()
-    )
+    assert run.macs(phase="recompute") == sum(times * FORWARD[name] for name, times in CHECKPOINTS[way][1].items())
 
 
 def test_torchs_counter_does_not_divide_the_backward_pass_of_a_convolution_by_its_groups():
@@ -276,7 +206,7 @@ def test_torchs_counter_does_not_divide_the_backward_pass_of_a_convolution_by_it
 
 
 class Residuals(nn.Module):
-    """Reentrant checkpoints one inside the other, each with a way around it: gradients meet at the checkpoints' nodes."""
+    """Reentrant checkpoints one inside the other, each with a way around it: gradients meet at their nodes."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -299,11 +229,15 @@ def test_what_runs_in_autograds_own_threads_has_its_owner(execution):
     depth, macs = 66, 3 * 4 * 4
     model, x = Residuals(depth), X.clone().requires_grad_()
     with record(model, execution=execution, table="exact") as run, Witness(model) as witness:
-        model(x).sum().backward()
+        loss = model(x).sum()
+        witness.give(loss, "")
+        loss.backward()
     trace = run.trace()
     assert {event.thread for event in trace.events} > {0}  # torch goes to another thread at 60 passes inside another
     assert BEFORE not in trace.modules.places
     assert witness.disagreements(trace) == []
+    # Made by no module when they ran again; there the gradients meet.
+    assert witness.unreached(trace) == {("", "CheckpointFunctionBackward")}
     check_sums(run)
     # The layer at a depth runs again as often as there are checkpoints around it; `last` is in all of them.
     again = Counter({f"layers.{index}": 0 for index in range(3)})
@@ -333,7 +267,7 @@ def test_a_checkpoint_made_before_the_recording_is_recompute_too(reentrant):
         expected = {"0": {"recompute": 48, "backward": 96}, BEFORE: own | {"backward": 48 + 12}}
     else:
         expected = {"0": {"recompute": 48}, BEFORE: own | {"backward": 96 + 48 + 12}}
-    assert {name: owned for name, owned in macs_by_owner(run).items()} == expected
+    assert macs_by_owner(run) == expected
 
 
 def test_a_module_that_an_early_stop_ends_is_no_call_of_a_table_with_rows_for_modules():
@@ -367,7 +301,7 @@ def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
         def backward(ctx, gradient):
             x = ctx.saved_tensors[0].detach().requires_grad_()
             with torch.enable_grad():
-                y = ctx.function(x) if len(x) else x
+                y = ctx.function(x)
             torch.autograd.backward(y, gradient)
             return None, x.grad
 
@@ -386,3 +320,316 @@ def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
         "0": {"forward": 48, "recompute": 48, "backward": 48},
         "0.layer": {"forward": 48, "recompute": 48, "backward": 96},
     }
+
+
+# --- owners of backward ops -------------------------------------------------------------------------------------------
+
+
+class Views(nn.Module):
+    """Writes in place through views, islands without autograd, and views of views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x).clone()
+        y[:, 1:3].mul_(self.scale[1:3])
+        y[:, 0].add_(1)
+        with torch.no_grad():
+            island = (y * 2).cumsum(0).sin()
+            torch.arange(4).cumsum(0)
+        y = y + island
+        y.view(-1)[::2].relu_()
+        left, right = y.chunk(2, -1)
+        return torch.cat([left, right * 2], -1).transpose(0, 1).contiguous().t()
+
+
+class Adversary(nn.Module):
+    """Shared and tied modules, fused recurrent kernels, attention, a grouped convolution, and writes through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Views(), Views()
+        self.shared = self.one.layer
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.two.layer.weight
+        self.lstm, self.gru = nn.LSTM(4, 4), nn.GRU(4, 4)
+        self.batch_norm, self.layer_norm = nn.BatchNorm1d(4), nn.LayerNorm(4)
+        self.convolution = nn.Conv1d(4, 4, 3, padding=1, groups=2)
+        self.embedding = nn.Embedding(5, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.shared(self.one(self.two(self.one(x))))
+        h = h + self.lstm(h[:, None])[0][:, 0] + self.gru(h[:, None])[0][:, 0]
+        h = self.tied(self.batch_norm(h)) * self.embedding(torch.arange(len(h)) % 5)
+        h = self.convolution(h.t()[None])[0].t()
+        h = self.layer_norm(h + self.attention(h, h, h)[0])
+        h = functional.scaled_dot_product_attention(h[None, None], h[None, None], h[None, None])[0, 0].clone()
+        h[1:3] *= 2
+        return h
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_every_backward_op_of_an_adversarial_net_has_the_owner_that_its_graph_has(execution):
+    model, x = Adversary(), torch.randn(6, 4, requires_grad=True)
+    with record(model, execution=execution, table="exact") as run, Witness(model) as witness:
+        loss = model(x).pow(2).sum()
+        witness.give(loss, "")
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        torch.autograd.grad(loss, [x])
+    trace = run.trace()
+    assert not trace.modules.outsiders()
+    assert witness.disagreements(trace) == []
+    assert not witness.unreached(trace)
+    check_sums(run)
+    assert not run.unsupported_ops()
+
+
+class TwiceDifferentiable(nn.Module):
+    """What has a derivative of its derivative, in shared modules and through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Views(), Views()
+        self.norm, self.act = nn.LayerNorm(4), nn.GELU()
+        self.convolution = nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.one(self.act(self.two(self.one(x)))))
+        h = self.convolution(h.t()[None])[0].t()
+        return h * h.sigmoid()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_the_backward_pass_of_a_backward_pass_belongs_to_whose_backward_it_is(execution):
+    model, x = TwiceDifferentiable(), torch.randn(6, 4, requires_grad=True)
+    with (
+        torch.autograd.set_detect_anomaly(True, check_nan=False),
+        record(model, execution=execution, table="exact") as run,
+        Witness(model) as witness,
+    ):
+        loss = model(x).pow(2).sum()
+        witness.give(loss, "")
+        gradients = torch.autograd.grad(loss, [x, *model.parameters()], create_graph=True)
+        penalty = sum(gradient.pow(2).sum() for gradient in gradients)
+        witness.give(penalty, "")
+        (third,) = torch.autograd.grad(penalty, [x], create_graph=True)
+        loss = loss + third.pow(2).sum()
+        witness.give(loss, "")
+        loss.backward()
+    assert witness.disagreements(run.trace()) == []
+    assert {owner for owner, _ in witness.unreached(run.trace())} == {"one", "two"}  # which write through views
+    assert not run.trace().modules.outsiders()
+    check_sums(run)
+
+
+def test_a_gradient_penalty_by_hand():
+    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 1, bias=False))
+    x = torch.randn(3, 4, requires_grad=True)
+    for execution in EXECUTIONS:
+        with record(model, execution=execution) as run:
+            (gradient,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
+            gradient.pow(2).sum().backward()
+        # Backward to x: one product a layer. Of `g @ W` then the gradients of g, where it has one, and of W: what
+        # comes into the last layer from the loss has none. The forward itself leads to no parameter's gradient.
+        assert macs_by_owner(run) == {
+            "0": {"forward": 60, "backward": 60 + 2 * 60},
+            "1": {"forward": 15, "backward": 15 + 15},
+        }
+
+
+def test_the_node_of_a_last_write_through_a_view_has_its_owner():
+    model = nn.Linear(4, 4)
+    with record(model, table="exact") as run:
+        y = model(X)
+        gradient = torch.ones_like(y)
+        y[0].mul_(2)
+        y.backward(gradient)
+    assert not run.trace().modules.outsiders()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_graph_made_before_the_recording_is_told_and_not_lost(execution):
+    model = make_net()
+    y = model(X)
+    with record(model, execution=execution) as run:
+        y.sum().backward(retain_graph=True)
+        model(X).sum().backward()
+    expected = {"0": {"forward": 48, "backward": 48}, "2": {"forward": 24, "backward": 48}, BEFORE: {"backward": 96}}
+    assert macs_by_owner(run) == expected
+    assert run.total(BEFORE) == run.by_module()[BEFORE] == 96
+    assert run.total() == 96 + 168
+    assert BEFORE in flop_count_table(run)
+    assert f"({BEFORE}): (#params: 0, #flops: 96)" in flop_count_str(run)
+    assert Trace.from_json(run.trace().to_json()) == run.trace()
+    # A parameter's gradient is added to the one that is there in the module that it is of.
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with record(model, execution=execution, table="exact") as run:
+        y.sum().backward()
+    assert run.by_module_and_phase()["0"] == {"backward": 16 + 4}
+
+
+class Reversible(torch.autograd.Function):
+    """Keeps nothing but its input, and calls its module again in its backward, as reversible nets do."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.module(x), gradient)
+        return x.grad + gradient.mean(), None
+
+
+class InReverse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = make_net(), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(Reversible.apply(x, self.inner) @ torch.eye(2))
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_function_whose_backward_calls_a_module(execution):
+    model = InReverse()
+    with record(model, execution=execution) as run, Witness(model) as witness:
+        model(X.clone().requires_grad_()).sum().backward()
+    assert witness.disagreements(run.trace()) == []
+    # The function's name says nothing of a checkpoint: what its backward runs is backward.
+    assert macs_by_owner(run) == {
+        "": {"forward": 12, "backward": 12},
+        "inner.0": {"forward": 48, "backward": 48 + 96},
+        "inner.2": {"forward": 24, "backward": 24 + 48},
+        "out": {"forward": 12, "backward": 24},
+    }
+    assert ("function", "Reversible") in {(region.kind, region.name) for region in run.trace().regions}
+    run.set_op_handle("prim::PythonOp.Reversible", lambda call: 5)
+    assert run.by_module()["inner"] == 3 * 72  # covered where the function is called, counted in its backward
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_hooks_run_for_the_node_that_they_hang_on(execution):
+    model = nn.Sequential(make_net(), nn.Linear(2, 2))
+    seen = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(gradient)
+        return gradient @ torch.eye(2) + model[1](gradient).detach()
+
+    with record(model, execution=execution) as run, Witness(model) as witness:
+        h = model[0](X.clone().requires_grad_())
+        h.register_hook(hook)
+        handle = model[0][0].weight.register_hook(lambda gradient: gradient @ torch.eye(4))
+        full = model[1].register_full_backward_hook(lambda module, inner, outer: None)
+        model[1](h).sum().backward()
+        handle.remove()
+        full.remove()
+    assert len(seen) == 1
+    assert witness.disagreements(run.trace()) == []
+    # The hook on the weight runs when the gradient has been made, before it is added to the parameter's.
+    assert macs_by_owner(run) == {
+        "0.0": {"forward": 48, "backward": 96 + 64},
+        "0.2": {"forward": 24, "backward": 48 + 12},
+        "1": {"forward": 12, "backward": 24 + 12},
+    }
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_gradients_inside_a_checkpoint_belong_to_the_modules_that_they_are_of(execution):
+    reruns = Reruns()
+
+    class Penalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            return checkpoint(reruns.of(self.inner), x, use_reentrant=False)
+
+        def inner(self, x):
+            (gradient,) = torch.autograd.grad(self.layer(x).pow(2).sum(), x)
+            return gradient * x
+
+    model = nn.Sequential(Penalised())
+    with reruns, record(model, execution=execution) as run:
+        model(X.clone().requires_grad_()).sum().backward()
+    # Each of the two passes wants what was not kept: up to the layer's result the first, all, the pass inside too, the
+    # second.
+    assert macs_by_owner(run) == {"0.layer": {"forward": 48, "backward": 48, "recompute": 48 + 96}}
+    if execution == "real":
+        assert recompute_ops(run) == reruns.ops
+
+
+FUNCTIONAL: dict[str, tuple[Callable[..., Any], dict[str, int]]] = {
+    "grad": (lambda model, loss, parameters: torch.func.grad(loss)(parameters, X), {"forward": 72, "backward": 96}),
+    "vjp": (
+        lambda model, loss, parameters: torch.func.vjp(model, X)[1](torch.ones(3, 2)),
+        {"forward": 72, "backward": 72},
+    ),
+    "jacrev": (lambda model, loss, parameters: torch.func.jacrev(model)(X), {"forward": 72, "backward": 6 * 72}),
+    # The weights' tangents, zeros, are multiplied too.
+    "jvp": (lambda model, loss, parameters: torch.func.jvp(model, (X,), (X,)), {"forward": 3 * 72}),
+    "a gradient for each example": (
+        lambda model, loss, parameters: torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, X),
+        {"forward": 72, "backward": 96},
+    ),
+    "jacobian": (
+        lambda model, loss, parameters: torch.autograd.functional.jacobian(model, X),
+        {"forward": 72, "backward": 6 * 72},
+    ),
+}
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_derivatives(name, execution):
+    model = make_net()
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).pow(2).sum()
+
+    run_it, expected = FUNCTIONAL[name]
+    with record(model, execution=execution) as run:
+        run_it(model, loss, parameters)
+    assert macs_by_phase(run) == expected
+    assert set(macs_by_owner(run)) == {"0", "2"}
+
+
+# --- a whole step by shapes -------------------------------------------------------------------------------------------
+
+
+def test_a_training_step_by_shapes_is_the_real_one():
+    torch.manual_seed(0)
+    model = nn.Sequential(Checkpointed("none", Reruns()), nn.Linear(WIDTH, 1))
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = TrainingStepAnalysis(
+        model, x, loss=torch.sum, optimizer=optimizer, checkpoint=[Block], micro_batches=2, table="exact"
+    )
+    counted = ops_by_place(step)
+    assert not optimizer.state
+    with record(model, table="exact") as run:
+        for _ in range(2):
+            model[1](checkpoint(model[0], x, use_reentrant=False)).sum().backward()
+        optimizer.step()
+    real = ops_by_place(run)
+    # The first is checkpointed a level further down.
+    assert {key: calls for key, calls in counted.items() if "detach" not in key[2]} == {
+        key: calls for key, calls in real.items() if "detach" not in key[2]
+    }
+    assert step.by_module_and_phase() == run.by_module_and_phase()
+    signature = inspect.signature(TrainingStepAnalysis)
+    assert all(item.kind is item.KEYWORD_ONLY for item in list(signature.parameters.values())[2:])
