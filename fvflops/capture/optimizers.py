@@ -166,8 +166,10 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         return (optimizer, *changed), named
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not recorder.is_here():
+            return
         strand = recorder.here()
-        if recorder.is_here() and any(step.optimizer is optimizer for step in strand.steps):
+        if any(step.optimizer is optimizer for step in strand.steps):
             while strand.steps.pop().optimizer is not optimizer:
                 pass
 

@@ -405,7 +405,8 @@ class Recorder(Strand):
             if not self.backward:
                 self.events.append(("free", index, self.stack))
                 return
-            strand = self.here()
+            # Python's collector may run in any thread.
+            strand = self._strands.get(threading.get_ident(), self)
             self.events.append(
                 ("free", index, strand.stack, self._phase(strand, _current_node()), strand.thread_number)
             )

@@ -53,13 +53,12 @@ def record_step(
         try:
             for parameter in model.parameters():
                 parameter.grad = None
-            made = [item if isinstance(item, Optimizer) else item(model.parameters()) for item in optimizers]
+            made = [_make(item, model) for item in optimizers]
             args, kwargs = session.in_shapes((args, dict(kwargs)))
             with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
                 for _ in range(micro_batches):
                     _loss_of(model(*args, **kwargs), loss).backward()
             for optimizer in made:
-                _check_step(optimizer)
                 optimizer.step()
             complete = True
         except Exception as error:
@@ -87,13 +86,17 @@ def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
     return found
 
 
-def _check_step(optimizer: Optimizer) -> None:
-    """Raise ValueError for an optimizer that runs the model itself, by a closure, as often as numbers tell it to."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
+def _make(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
+    """Return the optimizer that is given or made; one that runs the model itself, by a closure, raises ValueError."""
+    made: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
+    if not isinstance(made, Optimizer):
+        raise TypeError(f"optimizer= is to make a torch.optim.Optimizer of parameters, and {maker!r} made {made!r:.60}")
+    closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"{type(optimizer).__name__} steps by a closure, as often as its numbers ask: record it with fvflops.record"
+            f"{type(made).__name__} steps by a closure, as often as its numbers ask: record it with fvflops.record"
         )
+    return made
 
 
 def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
