@@ -226,6 +226,8 @@ def test_lbfgs_is_recorded_for_real_and_refused_by_shapes():
     assert run.by_parameter_group().keys() == {"LBFGS 0"}
     with pytest.raises(ValueError, match=r"LBFGS steps by a closure.*fvflops\.record"):
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.LBFGS).total()
+    with pytest.raises(TypeError, match="made None"):
+        TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=lambda parameters: None).total()
     with pytest.raises(ExecutionError, match=r"_local_scalar_dense.*assume="):
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.Adafactor).total()
 

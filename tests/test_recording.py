@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -24,11 +25,13 @@ from fvflops import (
     record,
     schedule,
 )
+from fvflops.capture.record import ExecutionError
 from tests.recordings import (
     BEFORE,
     EXECUTIONS,
     X,
     check_sums,
+    installed,
     macs_by_owner,
     macs_by_phase,
     make_net,
@@ -435,6 +438,43 @@ class Holding(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient.clone(), None
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_what_needs_a_number_ends_a_recording_by_shapes(caught):
+    model = make_net()
+    optimizer = torch.optim.Adam(model.parameters())
+    run = record(model, execution="shapes")
+    with pytest.raises(ExecutionError if caught else RuntimeError, match=r"_local_scalar_dense.*needs numbers"), run:
+        loss = model(X).sum()
+        loss.backward()
+        optimizer.step()
+        with suppress(RuntimeError) if caught else nullcontext():
+            loss.item()
+    assert not run.trace().complete
+    assert macs_by_phase(run) == {"forward": 72, "backward": 96}
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_recording_without_a_model_and_one_under_inference_mode():
+    model = make_net()
+    for execution in EXECUTIONS:
+        with record(execution=execution) as run:
+            model(X).sum().backward()
+        assert (macs_by_phase(run), dict(run.by_module())) == ({"forward": 72, "backward": 96}, {"": 168})
+        with record(model, execution=execution) as run:
+            with torch.inference_mode():
+                model(X)
+            model(X).sum().backward()
+        assert macs_by_owner(run) == {"0": {"forward": 96, "backward": 48}, "2": {"forward": 48, "backward": 48}}
+
+
+def test_what_a_recording_installs_is_seen():
+    before = installed()
+    with record(make_net()):
+        inside = installed()
+    assert sum(one != other for one, other in zip(before, inside, strict=True)) >= 8
 
 
 def test_a_recording_keeps_nothing_alive():

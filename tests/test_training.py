@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -288,6 +289,19 @@ def test_a_module_that_an_early_stop_ends_is_no_call_of_a_table_with_rows_for_mo
     }
 
 
+def test_a_graph_that_is_kept_is_rerun_for_each_backward_pass():
+    model, reruns = make_net(), Reruns()
+    with reruns, record(model) as run:
+        loss = checkpoint(reruns.of(model), X.clone().requires_grad_(), use_reentrant=False).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert recompute_ops(run) == reruns.ops
+    assert macs_by_owner(run) == {
+        "0": {"forward": 48, "recompute": 2 * 48, "backward": 2 * 96},
+        "2": {"forward": 24, "backward": 2 * 48},
+    }
+
+
 def test_what_a_library_calls_a_checkpoint_is_told_by_its_name():
     class CheckpointFunction(torch.autograd.Function):
         @staticmethod
@@ -425,6 +439,17 @@ def test_the_backward_pass_of_a_backward_pass_belongs_to_whose_backward_it_is(ex
     assert {owner for owner, _ in witness.unreached(run.trace())} == {"one", "two"}  # which write through views
     assert not run.trace().modules.outsiders()
     check_sums(run)
+
+
+def test_the_witness_sees_a_wrong_owner():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with record(model) as run, Witness(model) as witness:
+        model(X).sum().backward()
+    trace = run.trace()
+    assert witness.disagreements(trace) == []
+    other = {"0": "1", "1": "0"}
+    regions = tuple(region._replace(name=other.get(region.name, region.name)) for region in trace.regions)
+    assert ("aten::mm", "1", "0") in witness.disagreements(replace(trace, regions=regions))
 
 
 def test_a_gradient_penalty_by_hand():
