@@ -23,8 +23,11 @@ if TYPE_CHECKING:
         summarise,
     )
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
+    from fvflops.analysis.plan import plan_rank
+    from fvflops.analysis.ranks import gather
     from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
+    from fvflops.metrics.communication import read_communication
     from fvflops.metrics.devices import Device, find_device
     from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
@@ -56,6 +59,7 @@ _HOMES = {
     "flop_count": "fvflops.analysis",
     "flop_count_str": "fvflops.analysis",
     "flop_count_table": "fvflops.analysis",
+    "gather": "fvflops.analysis.ranks",
     "hfu": "fvflops.metrics.utilisation",
     "load_table": "fvflops.formulas",
     "mfu": "fvflops.metrics.utilisation",
@@ -63,6 +67,8 @@ _HOMES = {
     "parameter_count_table": "fvflops.analysis",
     "parameter_summary": "fvflops.analysis.parameters",
     "parameter_summary_table": "fvflops.analysis.parameters",
+    "plan_rank": "fvflops.analysis.plan",
+    "read_communication": "fvflops.metrics.communication",
     "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
@@ -93,6 +99,7 @@ __all__ = [
     "flop_count",
     "flop_count_str",
     "flop_count_table",
+    "gather",
     "hfu",
     "load_table",
     "mfu",
@@ -100,6 +107,8 @@ __all__ = [
     "parameter_count_table",
     "parameter_summary",
     "parameter_summary_table",
+    "plan_rank",
+    "read_communication",
     "record",
     "record_call",
     "register_formula",

@@ -16,10 +16,10 @@ from fvflops.trace.communication import Communication
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ByRank:
     """One figure of each rank.
 
-    >>> flops = Spread({0: 10, 1: 14})
+    >>> flops = ByRank({0: 10, 1: 14})
     >>> flops.total, flops.least, flops.most
     (24, 10, 14)
     """
@@ -51,12 +51,12 @@ class Ranks:
     >>> trace = fvflops.record_call(torch.nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=stops)
     >>> ranks = Ranks({0: trace, 1: trace})
     >>> ranks.flops(), ranks.merged().calls == {key: 2 * calls for key, calls in trace.calls.items()}
-    (Spread(by_rank={0: 6, 1: 6}), True)
+    (ByRank(by_rank={0: 6, 1: 6}), True)
     """
 
     traces: Mapping[int, Trace]
 
-    def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> Spread:
+    def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
         """Return the flops of each rank in a module, 0 where a rank lacks it; a name that no rank has raises KeyError.
 
         A table that stops at an op which the traces look into raises TraceError.
@@ -64,24 +64,24 @@ class Ranks:
         holders = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
         if not holders:
             next(iter(self.traces.values())).modules.canonical(module_name)
-        return Spread(
+        return ByRank(
             {
                 rank: _analyse(trace, table).total(module_name) if rank in holders else 0
                 for rank, trace in self.traces.items()
             }
         )
 
-    def macs(self, *, table: str | FormulaTable = "default") -> Spread:
+    def macs(self, *, table: str | FormulaTable = "default") -> ByRank:
         """Return the multiply-adds of each rank."""
-        return Spread({rank: _analyse(trace, table).macs() for rank, trace in self.traces.items()})
+        return ByRank({rank: _analyse(trace, table).macs() for rank, trace in self.traces.items()})
 
     def communication(self) -> Mapping[int, Communication]:
         """Return what each rank communicated."""
         return {rank: read_communication(trace) for rank, trace in self.traces.items()}
 
-    def payload(self) -> Spread:
+    def payload(self) -> ByRank:
         """Return the bytes that each rank's collectives carried."""
-        return Spread({rank: item.total().payload for rank, item in self.communication().items()})
+        return ByRank({rank: item.total().payload for rank, item in self.communication().items()})
 
     def merged(self) -> Trace:
         """Return the trace of all ranks together; different models, such as stages of a pipeline, raise TraceError."""

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 
 from fvflops.metrics import Pricer, count
-from fvflops.trace import Status, Trace
+from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
-
-_PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
         steps=len(counts),
         unit=unit,
         total=_spread([step.by_phase.total() for step in counts]),
-        phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in _PHASES if phase in seen},
+        phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in PHASES if phase in seen},
         unknown=sum([step.unknown for step in counts], Counter()),
     )
 
