@@ -49,7 +49,7 @@ class FlopsRecording(record):
                 f"FlopsRecording takes an accelerate.Accelerator, and then a model, not {accelerator!r:.60}"
             )
         super().__init__(
-            None if model is None else accelerator.unwrap_model(model, keep_torch_compile=False),
+            _unwrap(accelerator, model),
             table=table,
             schedule=schedule,
             on_trace_ready=saving(path, accelerator.process_index, on_trace_ready),
@@ -60,3 +60,14 @@ class FlopsRecording(record):
         """Say that a batch is done, which ends a step unless its gradients are accumulated with those of more."""
         if self._accelerator.sync_gradients:
             super().step()
+
+
+def _unwrap(accelerator: Any, model: Any) -> Any:
+    """Return the model inside what `prepare` made of it, as far as `record` does not look through that itself.
+
+    To unwrap a model Accelerate imports DeepSpeed, where that is installed, whether it is used or not.
+    """
+    known = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    if known or not isinstance(getattr(model, "module", None), nn.Module):
+        return model
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
