@@ -204,6 +204,8 @@ def test_between_two_steps_a_loop_can_pause_so_that_nothing_is_installed(loop):
     with fvflops.record(loop.model) as run:
         run.pause()
         assert installed() != NOTHING  # a step that has begun is only paused
+        with pytest.raises(TraceError, match=r"no step was recorded to its end: the first goes on, until step\(\)"):
+            run.per_step()
         for _ in range(3):
             run.resume()
             assert installed() != NOTHING

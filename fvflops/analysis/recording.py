@@ -286,6 +286,8 @@ class record(FlopCountAnalysis):
             return f"{what}: the with block was not entered"
         if self._rest is not None:
             return f"{what}: the one that was begun was broken off"
+        if self._session is not None:
+            return f"{what}: the first goes on, until step() or the end of the with block"
         return f"{what}: of {format_quantity(self._step, 'step')} the schedule made none active"
 
 
