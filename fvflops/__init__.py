@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
+    from fvflops.analysis.profile import ProfileAnalysis
     from fvflops.analysis.ranks import gather
     from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
@@ -48,6 +49,7 @@ _HOMES = {
     "FormulaTable": "fvflops.formulas",
     "ModelAnalysis": "fvflops.analysis",
     "ParameterCount": "fvflops.trace.parameters",
+    "ProfileAnalysis": "fvflops.analysis.profile",
     "StopsAt": "fvflops.trace",
     "Summary": "fvflops.trace",
     "Trace": "fvflops.trace",
@@ -88,6 +90,7 @@ __all__ = [
     "JitModelAnalysis",
     "ModelAnalysis",
     "ParameterCount",
+    "ProfileAnalysis",
     "StopsAt",
     "Summary",
     "Trace",

@@ -8,7 +8,7 @@ import platform
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
+from fvflops.capture.meter import Meter
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.passes import gradients_restored
 from fvflops.capture.reading import Reading
@@ -64,6 +65,7 @@ def record_call(
     loss: Loss | None = None,
     weigh: Weigh | None = None,
     quiet: bool = False,
+    measure: Collection[str] = (),
 ) -> Trace:
     """Run a model once and return the Trace of what it did.
 
@@ -79,8 +81,9 @@ def record_call(
     whose forward made them; what activation checkpointing runs again is the phase "recompute". Of `torch.cond` the
     branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
     call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
-    silences Python's warnings. Whatever the model raises is raised, and the model, its buffers, its modules'
-    attributes, the inputs and the random generators are as before. Recordings in several threads take turns.
+    silences Python's warnings. `measure` is that of `fvflops.record`, for execution="real". Whatever
+    the model raises is raised, and the model, its buffers, its modules' attributes, the inputs and the random
+    generators are as before. Recordings in several threads take turns.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
@@ -88,6 +91,8 @@ def record_call(
     """
     if execution not in EXECUTIONS:
         raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+    if measure and execution != "real":
+        raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
     with one_at_a_time(), unseen(), ExitStack() as stack:
         if quiet:
@@ -106,7 +111,7 @@ def record_call(
                     _LOGGER.warning("supposed, for want of a number: %s", outcome.about["supposed"])
                 return outcome
             failure = outcome
-        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once)
+        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure)
         if failure:
             _LOGGER.warning("%s; the model was run for real", failure)
         return trace
@@ -198,13 +203,14 @@ def _for_real(
     loss: Loss | None,
     stack: ExitStack,
     once: bool,
+    measure: Collection[str],
 ) -> Trace:
     reading = Reading(model)
     if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     first = "composite" if loss is None else "core"
     try:
-        return _Run(model, reading, args, kwargs, stops_at, first, loss).for_real()
+        return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure).for_real()
     except Exception as error:
         vocabulary, uncompiled = _another_way(error)
         if once or (vocabulary == first and not uncompiled):
@@ -212,7 +218,7 @@ def _for_real(
             raise
     if uncompiled:
         stack.enter_context(eager())
-    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss).for_real()
+    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure).for_real()
 
 
 def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -238,13 +244,15 @@ class _Run:
         vocabulary: str,
         loss: Loss | None,
         weigh: Weigh | None = None,
+        measure: Collection[str] = (),
     ) -> None:
         self._model = model
         self._args = args
         self._kwargs = kwargs
         self._vocabulary = vocabulary
         self._loss = loss
-        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh)
+        meter = Meter(measure, next(iter(reading.devices), None)) if measure else None
+        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter)
         self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
@@ -301,6 +309,7 @@ class _Run:
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()
+        meter = self._recorder.meter
         return self._recorder.trace(
             self._modules,
             {
@@ -310,6 +319,7 @@ class _Run:
                 "execution": execution,
                 "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
                 **more,
+                **({} if meter is None else meter.about()),
             },
         )
 
@@ -338,8 +348,9 @@ class _Run:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model = self._model
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            # The wrapper's own forward scatters and synchronises; what is counted is the model in it.
+        synchronises = isinstance(model, nn.parallel.DistributedDataParallel) and self._loss is not None
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) and not synchronises:
+            # The wrapper's own forward scatters; what is counted of a forward pass is the model in it.
             model = model.module
         elif isinstance(model, nn.Module):
             result = model(*args, **kwargs)

@@ -69,7 +69,7 @@ class Counts:
     def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
         """Yield each module that what ran under a scope belongs to, once."""
         if ancestors == "caller":
-            yield from dict.fromkeys(scope)
+            yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run in no module's call
             return
         parts = scope[-1].split(".") if scope and scope[-1] else []
         for length in range(len(parts) + 1):

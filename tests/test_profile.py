@@ -1,0 +1,166 @@
+"""The measuring: by a clock that only known work moves, modules take what they work, and watching takes nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+import fvflops.capture.meter as meter
+from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, record
+from fvflops.capture.real_calls import RealCalls
+from fvflops.metrics.timing import read_times
+from fvflops.trace import TraceError
+
+MILLISECOND = 1_000_000
+
+
+class Clock:
+    """A clock in ns that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@torch.library.custom_op("fvflops_test::work", mutates_args=())
+def work(x: torch.Tensor, milliseconds: int) -> torch.Tensor:
+    CLOCK.now += milliseconds * MILLISECOND
+    return x.clone()
+
+
+def work_back(ctx, gradient):
+    return work(gradient, ctx.milliseconds), None
+
+
+def set_up(ctx, inputs, output):
+    ctx.milliseconds = 2 * inputs[1]
+
+
+work.register_autograd(work_back, setup_context=set_up)
+
+
+class Worker(nn.Module):
+    """Works for some milliseconds in an op, and for some in Python beside it."""
+
+    def __init__(self, in_op: int, beside: int) -> None:
+        super().__init__()
+        self.in_op, self.beside = in_op, beside
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CLOCK.now += self.beside * MILLISECOND
+        return work(x * self.weight, self.in_op)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let the meter read a clock that only work moves, and that each op's taking down moves by a second."""
+    CLOCK.now = 0
+    note = RealCalls.note
+
+    def note_slowly(self, *args):
+        CLOCK.now += 1000 * MILLISECOND
+        return note(self, *args)
+
+    monkeypatch.setattr(meter, "perf_counter_ns", CLOCK)
+    monkeypatch.setattr(RealCalls, "note", note_slowly)
+    return CLOCK
+
+
+def milliseconds(timing):
+    return timing.calls, timing.total / MILLISECOND, timing.own / MILLISECOND
+
+
+def test_a_module_takes_what_it_works_and_not_what_watching_takes(clock):
+    model = nn.Sequential(Worker(7, 1), nn.Sequential(Worker(20, 2), Worker(30, 0)))
+    with record(model, measure={"time"}) as run:
+        model(torch.ones(3))
+    times = read_times(run.trace())
+    assert {name: milliseconds(timing) for name, timing in times.modules["forward"].items()} == {
+        "": (1, 60, 0),
+        "0": (1, 8, 8),
+        "1": (1, 52, 0),
+        "1.0": (1, 22, 22),
+        "1.1": (1, 30, 30),
+    }
+    assert milliseconds(times.operators["forward"]["fvflops_test::work"]) == (3, 57, 57)
+    assert int(run.trace().about["overhead_ns"]) >= 6000 * MILLISECOND  # six ops, of which each was taken down
+
+
+def test_the_backward_pass_is_the_modules_whose_forward_made_it(clock):
+    model = nn.Sequential(Worker(7, 1), nn.Sequential(Worker(20, 2)))
+    with record(model, measure={"time"}) as run:
+        model(torch.ones(3)).sum().backward()
+    backward = read_times(run.trace()).modules["backward"]
+    assert {name: timing.total / MILLISECOND for name, timing in backward.items()} == {
+        "": 54,
+        "0": 14,
+        "1": 40,
+        "1.0": 40,
+    }
+    assert read_times(run.trace()).of_module("1").total == (22 + 40) * MILLISECOND
+
+
+def test_memory_is_what_the_run_made_and_still_holds():
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU())
+    with torch.no_grad(), record(model, measure={"memory"}) as run:
+        y = model(torch.ones(32, 256))
+    ops = {run.trace().signatures[event.item].op: event for event in run.trace().events if event.kind == "op"}
+    hidden = 32 * 1024 * 4
+    relu = ops["aten::relu"]
+    assert relu.memory_after - relu.memory_before == hidden == y.nbytes
+    assert relu.memory_peak == relu.memory_after == 2 * hidden + 32 * 256 * 4
+    assert relu.duration_ns is None
+    with pytest.raises(TraceError, match="holds no times"):
+        read_times(run.trace())
+
+
+def test_a_profile_is_the_median_of_its_runs_and_leaves_no_trace(clock):
+    waits = iter([90, 5, 1, 3])  # one to warm up
+
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            CLOCK.now += next(waits) * MILLISECOND
+            return self.norm(x)
+
+    model = Changing().train()
+    profile = ProfileAnalysis(model, torch.randn(8, 4), warmup=1, repeat=3, table="exact")
+    assert milliseconds(profile.times().modules["forward"][""]) == (1, 3, 3)
+    assert profile.trace().about["runs"] == "3"
+    assert int(model.norm.num_batches_tracked) == 0
+    assert profile.total() == FlopCountAnalysis(nn.BatchNorm1d(4), torch.randn(8, 4), table="exact").total()
+    assert Trace.from_json(profile.trace().to_json()) == profile.trace()
+
+
+def test_runs_that_differ_are_told():
+    lengths = iter([1, 2, 1, 1])
+
+    class Growing(nn.Module):
+        def forward(self, x):
+            for _ in range(next(lengths)):
+                x = x + 1
+            return x
+
+    profile = ProfileAnalysis(Growing(), torch.ones(2), warmup=0, repeat=4)
+    assert profile.trace().about["runs"] == "3"
+    assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are left out"
+
+
+def test_bad_input():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="repeat is a whole number from 1 on, not 0"):
+        ProfileAnalysis(model, torch.ones(1, 2), repeat=0)
+    with pytest.raises(ValueError, match="not 'time'"):
+        record(model, measure="time").__enter__()
+    with pytest.raises(ValueError, match="is for a real run"):
+        record(model, measure={"time"}, execution="shapes")
+    with pytest.raises(ValueError, match="not \\{'watts'\\}"):
+        ProfileAnalysis(model, torch.ones(1, 2), measure={"watts"}).total()
