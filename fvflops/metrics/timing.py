@@ -53,7 +53,7 @@ def read_times(trace: Trace) -> Times:
     scopes = trace.scopes()
     modules: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
     operators: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
-    inside: dict[int, list[int]] = defaultdict(lambda: [0])  # of each thread, what the regions inside an open one took
+    inside: dict[int, list[int]] = defaultdict(lambda: [0])  # of each thread, what modules inside an open region took
     for event in trace.events:
         duration = event.duration_ns or 0
         if event.kind == "enter":
@@ -61,8 +61,8 @@ def read_times(trace: Trace) -> Times:
         elif event.kind == "exit":
             opened = inside[event.thread]
             children = opened.pop() if len(opened) > 1 else 0
-            opened[-1] += duration
             region = trace.regions[trace.region_signatures[event.item].region]
+            opened[-1] += duration if region.kind == "module" else children
             if region.kind == "module" and event.phase not in _BY_OWNER:
                 modules[event.phase][region.name] += Timing(1, duration, duration - children)
         elif event.kind == "op":
