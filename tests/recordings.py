@@ -27,6 +27,7 @@ def installed() -> list[Any]:
     dynamo = torch.__dict__.get("_dynamo")
     return [
         nn.Module._call_impl,
+        nn.Module.compile,
         torch.compile,
         vars(torch.autograd.function._SingleLevelFunction).get("apply"),
         torch.autograd._engine_run_backward,

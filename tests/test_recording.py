@@ -229,6 +229,17 @@ def test_a_recording_ends_where_it_began():
     assert run.total() == 144
 
 
+class Squared(nn.Module):
+    """A module that torch compiles in one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).pow(2)
+
+
 def test_compiled_models_run_eagerly_and_stay_compiled():
     compiled = []
 
@@ -249,6 +260,13 @@ def test_compiled_models_run_eagerly_and_stay_compiled():
     assert macs_by_owner(run).keys() == {"0", "2"}
     inside(X)
     assert len(compiled) == 1
+    other = Squared()
+    with record(other) as run:
+        other.compile(backend=backend, fullgraph=True)
+        other(X)
+    assert (run.macs(), len(compiled)) == (48, 1)
+    other(X)
+    assert len(compiled) == 2
     torch.compiler.reset()
 
 

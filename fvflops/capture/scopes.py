@@ -22,6 +22,7 @@ from fvflops.capture.recorder import Recorder
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 _CALLS = Patch(nn.Module, "_call_impl")
+_COMPILES = Patch(nn.Module, "compile")
 
 
 class _Unfused(TorchFunctionMode):
@@ -39,7 +40,7 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
     compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
-    with _CALLS.wrapped(partial(_around, recorder, reading)):
+    with _compiled_afterwards(), _CALLS.wrapped(partial(_around, recorder, reading)):
         for module in compiled:
             module._compiled_call_impl = None  # it holds the method as it was
         try:
@@ -47,6 +48,25 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
         finally:
             for module, call in compiled.items():
                 module._compiled_call_impl = call
+
+
+@contextmanager
+def _compiled_afterwards() -> Iterator[None]:
+    """Put off what `module.compile()` does until the context ends: it would take hold of the method as it is now."""
+    waiting: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            waiting.append((module, args, kwargs))
+
+        return compile_
+
+    try:
+        with _COMPILES.wrapped(around):
+            yield
+    finally:
+        for module, args, kwargs in waiting:
+            module.compile(*args, **kwargs)
 
 
 def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) -> Callable[..., Any]:
