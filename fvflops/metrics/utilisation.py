@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from fvflops.formulas.quotation import shorten
 from fvflops.metrics.devices import Device, find_device, short_dtype
-from fvflops.trace import Counts, Entry
+from fvflops.trace import Counts
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
 RECOMPUTE = "recompute"
@@ -109,8 +109,7 @@ def _read_work(
     counts: Work, dtype: object, device: Device, float32_matmul: str | None, *, without: str | None
 ) -> dict[str, Fraction]:
     """Return dtype → FLOPs of what was counted, a phase left out."""
-    if float32_matmul not in (None, *FLOAT32_MATMUL):
-        raise ValueError(f"float32_matmul is {shorten(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
+    check_float32_matmul(float32_matmul)
     if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
         counts = counts.counts()  # type: ignore[union-attr]
     if isinstance(counts, Counts):
@@ -127,6 +126,12 @@ def _read_work(
     return _check_work(work)
 
 
+def check_float32_matmul(float32_matmul: str | None) -> None:
+    """Raise ValueError if there is no such way to run products of float32."""
+    if float32_matmul not in (None, *FLOAT32_MATMUL):
+        raise ValueError(f"float32_matmul is {shorten(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
+
+
 def _read_entries(
     counts: Counts, dtype: object, device: Device, float32_matmul: str | None, without: str | None
 ) -> dict[str, Fraction]:
@@ -141,14 +146,21 @@ def _read_entries(
             flops = format_size(2 * entry.macs + entry.flops)
             raise ValueError(f"the counts do not tell in which dtype {entry.op} did its {flops} FLOPs: say dtype=")
         short = short_dtype(name)
-        work[_product_dtype(short, _precision(entry, device, float32_matmul))] += 2 * entry.macs
+        work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * entry.macs
         work[short] += entry.flops
     return _check_work(work)
 
 
-def _precision(entry: Entry, device: Device, float32_matmul: str | None) -> str | None:
-    default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(entry.op)
-    return "tf32" if float32_matmul is None and default else float32_matmul
+def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | None = None) -> str:
+    """Return the dtype at whose peak an op's products run: its own by the short name, or tf32 where fp32 runs so.
+
+    `float32_matmul` is that of `mfu`.
+
+    >>> [product_dtype(op, "fp32", find_device("A100")) for op in ("aten::conv2d", "aten::linear")]
+    ['tf32', 'fp32']
+    """
+    default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
+    return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)
 
 
 def _product_dtype(dtype: str, float32_matmul: str | None) -> str:
