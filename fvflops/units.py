@@ -70,6 +70,17 @@ def format_seconds(seconds: float) -> str:
     return f"{float(f'{seconds / unit:.3g}'):,.12g} {name}"
 
 
+def format_ratio(ratio: float) -> str:
+    """Return a ratio with three digits, those before the point all kept.
+
+    >>> format_ratio(0.08333), format_ratio(45.23), format_ratio(1234.5), format_ratio(float("inf"))
+    ('0.0833', '45.2', '1,234', '∞')
+    """
+    if ratio == float("inf"):
+        return "∞"
+    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+
+
 def format_thousands(count: int) -> str:
     """Return every digit of an integer, in groups of three.
 

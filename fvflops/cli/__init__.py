@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "count a model in several conventions, and say why they differ",
     "plan": "say what one rank of a mesh of any size computes and sends in a training step",
     "ops": "list the ops that a table counts, or explain one",
+    "roofline": "tell what bounds a model on a device, and the least time that it takes there",
 }
 
 
@@ -64,9 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_subject_arguments(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     parser.add_argument(
         "model",
+        nargs=nargs,
         metavar="MODEL",
         help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY",
     )
@@ -90,7 +92,11 @@ def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_subject_arguments(parser)
-    parser.add_argument("--device", default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    _add_run_arguments(parser, built_on="--device")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser, *, built_on: str) -> None:
+    parser.add_argument(built_on, default=None, help="where the model is built: cpu, cuda, or meta for no weights")
     parser.add_argument(
         "--execution",
         choices=("auto", "shapes", "real"),
@@ -141,11 +147,33 @@ def _add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="run the examples of the table's rows")
 
 
+def _add_roofline_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(table="exact")  # the other conventions leave work out
+    _add_subject_arguments(parser, nargs="?")
+    _add_run_arguments(parser, built_on="--build")
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="whose peaks to take: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
+    )
+    parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+    )
+    parser.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown; default: 3")
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
+
+
 _ARGUMENTS = {
     "count": _add_count_arguments,
     "compare": _add_compare_arguments,
     "plan": _add_plan_arguments,
     "ops": _add_ops_arguments,
+    "roofline": _add_roofline_arguments,
 }
 
 

@@ -12,24 +12,33 @@ from fvflops.metrics.traffic import Sight, Traffic, weigh
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
 
 PARTS = ("moved", "read", "written")
+_NO_STOPS = StopsAt()
 
 
 class BytesPricer:
     """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
 
-    `sights` says what is known of the storages of a signature's calls, by the identity of the signature.
+    `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
+    in `stops_at` are to be recorded whole, as one kernel; any other trace can be priced too.
     """
 
-    def __init__(self, part: str = "moved", sights: Mapping[int, tuple[Signature, Sight]] | None = None) -> None:
+    def __init__(
+        self,
+        part: str = "moved",
+        sights: Mapping[int, tuple[Signature, Sight]] | None = None,
+        *,
+        stops_at: StopsAt = _NO_STOPS,
+    ) -> None:
         if part not in PARTS:
             raise ValueError(f"bytes are {', '.join(PARTS)}, not {part!r}")
         self._part = part
         self._sights = sights or {}
+        self._stops_at = stops_at
 
     @property
     def stops_at(self) -> StopsAt:
-        """No composite op: one that was recorded whole is moved as one kernel, one that was looked into as several."""
-        return StopsAt()
+        """The composite ops that are taken for one kernel."""
+        return self._stops_at
 
     @property
     def prices_modules(self) -> bool:

@@ -1,0 +1,73 @@
+"""The count of bytes: what each op, module and phase must read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.capture.record import Model
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.metrics import HandlePricer, Pricer, count
+from fvflops.metrics.byte_pricing import BytesPricer, sort_by_storages
+from fvflops.trace import Counts
+from fvflops.trace.signature import packet_of
+
+
+class ByteCountAnalysis(ModelAnalysis):
+    """The bytes that a model's run must read and write: the compulsory traffic of each op on its own.
+
+    `part` is "moved" (read and written), "read" or "written". `table` says which composite ops are one kernel: those
+    that it has a row for. The other arguments are those of ModelAnalysis. An op of which the bytes are not known is in
+    `unsupported_ops()`. Caches, fusion and kernels that read twice are not seen: see `fvflops.metrics.traffic`.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(100, 10), nn.Flatten(0))
+    >>> ByteCountAnalysis(model, torch.ones(8, 100)).by_module_and_operator()["0"]
+    Counter({'linear': 7560})
+    >>> ByteCountAnalysis(model, torch.ones(8, 100), part="written").total()
+    320
+    """
+
+    _metric = "bytes"
+
+    def __init__(
+        self,
+        model: Model,
+        inputs: Any = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        part: str = "moved",
+        table: str | FormulaTable = "exact",
+        execution: str = "auto",
+        device: str | torch.device | None = None,
+        assume: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume)
+        BytesPricer(part)  # which refuses an unknown part
+        self._part = part
+        self._kernels = table if isinstance(table, FormulaTable) else load_table(table)
+
+    def counts(self) -> Counts:
+        """Return the counts of the model's run in bytes; an op that moves nothing is free."""
+        if self._counts is None:
+            trace, pricer = sort_by_storages(self.trace(), self._part)
+            self._counts = count(trace, self._after_handles(pricer), "bytes")
+            self._warn(self._counts)
+        return self._counts
+
+    def _pricer(self) -> Pricer:
+        return self._after_handles(BytesPricer(self._part, stops_at=self._kernels.stops_at))
+
+    def _missing_stops(self) -> list[str]:
+        """Return the ops that a handle names and the trace has looked into; without one any trace will do."""
+        stops = self._after_handles(BytesPricer(self._part)).stops_at
+        decomposed = () if self._trace is None else self._trace.decomposed
+        return sorted({packet_of(name) for name in decomposed if name in stops})
+
+    def _after_handles(self, pricer: Pricer) -> Pricer:
+        if self._handles or self._module_handles:
+            return HandlePricer(pricer, self._handles, self._module_handles)
+        return pricer
