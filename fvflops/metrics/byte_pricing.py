@@ -102,16 +102,17 @@ def sort_by_storages(trace: Trace, part: str = "moved") -> tuple[Trace, BytesPri
 
 
 def _look(reads: Iterable[int], writes: tuple[int, ...], sizes: list[int], by_shape: int | None) -> Sight:
-    moved = None if not writes else not set(writes).issubset(reads)
+    if by_shape is None:
+        return Sight()
     storages = [sizes[index] for index in reads]
     held = sum(storages)
     # A storage that was empty when it was first seen has grown since.
-    bounds = bool(storages) and all(storages) and by_shape is not None and held < by_shape
-    return Sight(moved, held if bounds else None)
+    bounds = bool(storages) and all(storages) and held < by_shape
+    return Sight(not set(writes).issubset(reads) if writes else None, held if bounds else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:
-    """Return the bytes of all that goes in, None where storages do not bound it."""
+    """Return the bytes of all that goes in, None where it is not all in storages that a trace knows."""
     specs = list(tensors_in(signature.inputs))
     if any(spec.layout != "strided" for spec in specs):
         return None

@@ -24,6 +24,8 @@ MOVES_NOTHING = frozenset(
         *("aten::as_strided_", "aten::detach_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"),
         *("aten::set_", "aten::squeeze_", "aten::swapaxes_", "aten::swapdims_", "aten::t_", "aten::transpose_"),
         *("aten::unsqueeze_", "aten::_shape_as_tensor", "aten::_fused_sdp_choice", "aten::_nnz", "aten::is_same_size"),
+        *("profiler::_record_function_enter", "profiler::_record_function_enter_new"),
+        "profiler::_record_function_exit",
         *("aten::_assert_tensor_metadata", "aten::_has_compatible_shallow_copy_type", "aten::_has_same_storage_numel"),
     }
 )
