@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         schedule,
         summarise,
     )
+    from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
     from fvflops.analysis.profile import ProfileAnalysis
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
     from fvflops.metrics.communication import read_communication
     from fvflops.metrics.devices import Device, find_device
+    from fvflops.metrics.roofline import roofline
     from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
     from fvflops.trace.parameters import ParameterCount
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 # Where each public name lives; it is imported when first used, so that `fvflops --help` need not wait for torch.
 _HOMES = {
     "ActivationCountAnalysis": "fvflops.analysis",
+    "ByteCountAnalysis": "fvflops.analysis.byte_counts",
     "Call": "fvflops.formulas",
     "Cost": "fvflops.formulas",
     "Counts": "fvflops.trace",
@@ -74,6 +77,7 @@ _HOMES = {
     "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
+    "roofline": "fvflops.metrics.roofline",
     "schedule": "fvflops.analysis",
     "summarise": "fvflops.analysis",
 }
@@ -81,6 +85,7 @@ _ALIASES = {"JitModelAnalysis": "ModelAnalysis"}
 
 __all__ = [
     "ActivationCountAnalysis",
+    "ByteCountAnalysis",
     "Call",
     "Cost",
     "Counts",
@@ -115,6 +120,7 @@ __all__ = [
     "record",
     "record_call",
     "register_formula",
+    "roofline",
     "schedule",
     "summarise",
 ]
