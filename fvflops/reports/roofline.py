@@ -81,7 +81,7 @@ def _cells(load: Load, total: Load) -> tuple[str, ...]:
 def _tell_device(roofline: Roofline) -> str:
     peaks = [
         f"{dtype} {format_size(peak)} FLOP/s, ridge at {format_ratio(roofline.ridge(dtype))} FLOP/byte"
-        for dtype, peak in roofline.peaks.items()
+        for dtype, peak in sorted(roofline.peaks.items(), key=lambda item: -item[1])
     ]
     return "; ".join([f"{roofline.device}: {format_size(roofline.bandwidth)} bytes/s", *peaks]) + "."
 
