@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from fvflops.trace import (
@@ -67,13 +68,8 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
     wins. What the backward pass of such a region does is counted op by op.
     """
-    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _looks_at_regions(trace, pricer) else ()
-    priced = {
-        index: amounts
-        for index in called
-        if (amounts := _price_region(trace, pricer, trace.region_signatures[index])) is not None
-    }
-    covered = _covered(trace, {index for index, amounts in priced.items() if amounts.covers})
+    priced = price_regions(trace, pricer)
+    covered = find_covered(trace, priced)
     scopes = trace.scopes()
     groups = _groups(trace)
     prices: dict[int, _Priced] = {}
@@ -84,7 +80,12 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
         price = prices.get(index)
         if price is None:
             op = trace.signatures[index]
-            price = prices[index] = pricer.price_op(op), op.packet, _elements(op.outputs), _dtype(op.inputs, op.outputs)
+            price = prices[index] = (
+                pricer.price_op(op),
+                op.packet,
+                _elements(op.outputs),
+                find_dtype(op.inputs, op.outputs),
+            )
         _add(entries, price, scopes[stack], phase, calls, groups.get(stack, ""))
     for (index, stack, phase), calls in trace.region_calls.items():
         if index not in priced or (stack, phase) in covered:
@@ -93,16 +94,26 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
         inputs, outputs = signature.inputs, signature.outputs
-        price = priced[index].amounts, _region_op(trace, region), _elements(outputs), _dtype(inputs, outputs)
+        price = priced[index].amounts, _region_op(trace, region), _elements(outputs), find_dtype(inputs, outputs)
         _add(entries, price, scope, phase, calls, groups.get(stack, ""))
     return Counts(metric, trace.modules, tuple(entries))
 
 
-def _covered(trace: Trace, signatures: set[int]) -> set[tuple[int, str]]:
-    """Return the stacks inside regions with these signatures, with the phases in which such regions were run."""
+def price_regions(trace: Trace, pricer: Pricer) -> dict[int, RegionAmounts]:
+    """Return what one call of each region comes to, by its signature's index; one that is not priced is left out."""
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _looks_at_regions(trace, pricer) else ()
+    return {
+        index: amounts
+        for index in called
+        if (amounts := _price_region(trace, pricer, trace.region_signatures[index])) is not None
+    }
+
+
+def find_covered(trace: Trace, priced: Mapping[int, RegionAmounts]) -> set[tuple[int, str]]:
+    """Return the stacks inside priced regions that cover what runs in them, with the phases in which these were run."""
     covering: dict[str, set[int]] = {}
     for index, _, phase in trace.region_calls:
-        if index in signatures:
+        if index in priced and priced[index].covers:
             covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
     return {
         (number, phase)
@@ -120,7 +131,7 @@ def _groups(trace: Trace) -> dict[int, str]:
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
 
 
-def _dtype(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
+def find_dtype(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
     """Return the dtype in which an op computes: of what it reads the first that is no whole number."""
     specs = list(tensors_in(inputs)) or list(tensors_in(outputs))
     if not specs:
