@@ -3,6 +3,7 @@
 from fvflops.metrics.counting import Amount, Pricer, RegionAmounts, count
 from fvflops.metrics.handles import Handle, HandlePricer
 from fvflops.metrics.pricing import FreePricer, TablePricer
+from fvflops.metrics.timeline import build_timeline
 
 __all__ = [
     "Amount",
@@ -12,5 +13,6 @@ __all__ = [
     "Pricer",
     "RegionAmounts",
     "TablePricer",
+    "build_timeline",
     "count",
 ]

@@ -1,12 +1,13 @@
-"""The reports: each turns a summary into text, and sees neither a model nor a tensor."""
+"""The reports: each turns a summary, or a timeline, into text, and sees neither a model nor a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from fvflops.reports import csv, json, markdown, table, tree
+from fvflops.reports import chrome_trace, csv, flame_graph, json, markdown, speedscope, table, tree
 from fvflops.trace import Summary
+from fvflops.trace.timeline import Timeline
 
 
 class Report(Protocol):
@@ -27,4 +28,21 @@ REPORTS: Mapping[str, Report] = {
     "markdown": markdown.render,
 }
 
-__all__ = ["REPORTS", "Report"]
+
+class Export(Protocol):
+    """What turns a timeline into the pieces of a file that other programs read: `file.writelines(export(timeline))`.
+
+    `weight` is what the width of a thing stands for, one of `fvflops.trace.timeline.WEIGHTS`; None is time where a
+    clock ran, else flops. One that is not known raises TraceError, before any piece is made.
+    """
+
+    def __call__(self, timeline: Timeline, *, weight: str | None = None) -> Iterator[str]: ...
+
+
+EXPORTS: Mapping[str, Export] = {
+    "chrome-trace": chrome_trace.render,
+    "speedscope": speedscope.render,
+    "flame-graph": flame_graph.render,
+}
+
+__all__ = ["EXPORTS", "REPORTS", "Export", "Report"]

@@ -1,0 +1,63 @@
+"""The frames: the text of each level of a flame graph, outermost first, and what one unit of its width is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from fvflops.reports.names import show
+from fvflops.trace.timeline import Frame, Timeline
+
+# What one unit of a weight is, in words for the file's reader.
+UNITS: Mapping[str, str] = {
+    "time": "1 unit = 1 nanosecond, measured",
+    "flops": "1 unit = 1 FLOP, counted and not timed",
+    "macs": "1 unit = 1 multiply-add, counted and not timed",
+    "bytes": "1 unit = 1 byte read or written, counted and not timed",
+    "memory": "1 unit = 1 byte allocated and kept",
+}
+
+
+def title(frame: Frame) -> str:
+    """Return the text of a region: the module's full name and its class, a function, or a parameter group.
+
+    >>> title(Frame("module", "layer1.0", "Block")), title(Frame("module", "", "Net")), title(Frame("group", "SGD 0"))
+    ('layer1.0 (Block)', 'Net', 'group SGD 0')
+    """
+    return _title(*frame)
+
+
+@lru_cache(maxsize=1 << 14)
+def _title(kind: str, name: str, class_name: str) -> str:
+    if kind != "module":
+        return f"{kind} {show(name)}"
+    if not name:
+        return show(class_name) or "(model)"
+    return f"{show(name)} ({show(class_name)})" if class_name else show(name)
+
+
+def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
+    """Return the frames of what one call comes to by itself: its phase, the regions that it belongs to, and its op."""
+    called = timeline.items[item]
+    last = show(called.name) if called.frame is None else title(timeline.frames[called.frame])
+    return (phase, *(title(timeline.frames[index]) for index in timeline.stacks[stack]), last)
+
+
+def describe(timeline: Timeline, weight: str) -> dict[str, str]:
+    """Return what a reader of an export should know of it: its unit, the versions, and what is missing from it."""
+    facts = {"exporter": "fvflops", "weight": weight, "unit": UNITS[weight]}
+    facts |= {key: show(text) for key, text in timeline.about.items()}
+    if not timeline.complete:
+        facts["complete"] = "no: the run raised, and this is what ran before"
+    return facts
+
+
+def dump(value: Any) -> str:
+    """Return a value as JSON text that can stand in a page's script too.
+
+    >>> print(dump({"name": "</script>"}))
+    {"name":"\\u003c/script>"}
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

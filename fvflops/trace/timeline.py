@@ -1,0 +1,222 @@
+"""The timeline: what ran, one thing inside another, each with what it is worth; what traces are exported from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fvflops.trace.trace import TraceError
+
+# What the width of a thing can stand for. All but time are counted, and can be had without a clock.
+WEIGHTS = ("time", "flops", "macs", "bytes", "memory")
+
+
+class Frame(NamedTuple):
+    """A region that others run in: a "module", a "function" or a parameter "group", with a module's class."""
+
+    kind: str
+    name: str
+    class_name: str = ""
+
+
+class Item(NamedTuple):
+    """What was called, equal for all calls that are alike: an "op", or a region of the kind that its frame has.
+
+    `name` is the op's full name or the region's; `frame` is a region's frame, None for an op. `inputs` and `outputs`
+    are its tensors, `dtype` that in which it computes. `flops`, `macs` and `nbytes` are what one call comes to by
+    itself, without what runs in it: FLOPs in the table's convention, multiply-adds, bytes read and written; None where
+    that is not known. `status` is what the table says of it, "" of a region that it looks into.
+    """
+
+    kind: str
+    name: str
+    frame: int | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    dtype: str = ""
+    status: str = ""
+    flops: int | None = 0
+    macs: int | None = 0
+    nbytes: int | None = 0
+
+
+class Span(NamedTuple):
+    """One call of an item: on which thread of which rank, in how many other spans, and what it is worth.
+
+    `stack` is the stack that it belongs to; a backward op belongs to the module whose forward made it, which does not
+    run at that time. `depth` is how many spans of its thread are open around it. `start` and `duration` are
+    nanoseconds, None where no clock ran. `flops`, `macs`, `nbytes` and `memory` hold what runs in it too; `memory` is
+    bytes that it allocated and kept; `unknown` is the number of ops in it whose FLOPs nobody knows. An op has the
+    bytes that were held before and after it, and where that was measured the most that were held during it.
+    """
+
+    item: int
+    stack: int
+    phase: str = "forward"
+    thread: int = 0
+    rank: int | None = None
+    depth: int = 0
+    start: int | None = None
+    duration: int | None = None
+    flops: int = 0
+    macs: int = 0
+    nbytes: int = 0
+    memory: int = 0
+    unknown: int = 0
+    raised: bool = False
+    memory_before: int | None = None
+    memory_after: int | None = None
+    memory_peak: int | None = None
+
+    @property
+    def track(self) -> tuple[int, int]:
+        """The rank and the thread that it ran on."""
+        return self.rank or 0, self.thread
+
+    def weight(self, name: str) -> int:
+        """Return one of its weights, 0 where it is not known."""
+        if name == "time":
+            return self.duration or 0
+        return self.nbytes if name == "bytes" else getattr(self, name)
+
+
+class Slice(NamedTuple):
+    """A span in its place on an axis: of nanoseconds, or of counted units laid end to end."""
+
+    span: Span
+    start: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """A piece of a track in which one span ran by itself, or none did."""
+
+    track: tuple[int, int]
+    span: Span | None
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All spans of one trace, each before those inside it and in the order in which they began.
+
+    `stacks` are tuples of indexes of `frames`, innermost last. `calls` is the aggregated form, (item, stack, phase) →
+    number of calls of ops and of regions that the table prices; `spans` is None where only that was kept. `covered` are
+    the stacks, with their phases, in which FLOPs are counted with a region around them. `weights` are those of WEIGHTS
+    that are known.
+
+    >>> relu = Item("op", "aten::relu", flops=6)
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((0,),), (relu,), {(0, 0, "forward"): 2},
+    ...                     (Span(0, 0, flops=6), Span(0, 0, flops=6)), weights=("flops",))
+    >>> [(start, end) for _, start, end in timeline.lay_out("flops")]
+    [(0, 6), (6, 12)]
+    """
+
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    items: tuple[Item, ...]
+    calls: Mapping[tuple[int, int, str], int]
+    spans: Sequence[Span] | None = None
+    covered: frozenset[tuple[int, str]] = frozenset()
+    weights: tuple[str, ...] = ("flops", "macs")
+    about: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = True
+
+    def choose(self, weight: str | None = None) -> str:
+        """Return a weight that is known: the one asked for, else time where a clock ran, else FLOPs.
+
+        One that is not known raises TraceError, one that does not exist ValueError.
+        """
+        if weight is None:
+            return "time" if "time" in self.weights else "flops"
+        if weight not in WEIGHTS:
+            raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+        if weight not in self.weights:
+            raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; known are {', '.join(self.weights)}")
+        return weight
+
+    def ordered(self) -> Sequence[Span]:
+        """Return the spans; where only the aggregated form was kept it raises TraceError."""
+        if self.spans is None:
+            raise TraceError(
+                "this trace keeps how often each op ran, not in which order: "
+                "record without folding or merging, or export collapsed stacks of counted work"
+            )
+        return self.spans
+
+    def own(self, item: int, stack: int, phase: str, weight: str) -> int:
+        """Return what one call comes to by itself in FLOPs, multiply-adds or bytes, 0 where that is not known."""
+        if weight == "bytes":
+            return self.items[item].nbytes or 0
+        if (stack, phase) in self.covered:
+            return 0
+        return (self.items[item].flops if weight == "flops" else self.items[item].macs) or 0
+
+    def lay_out(self, weight: str) -> Iterator[Slice]:
+        """Yield each span in its place; on one track spans lie in or beside each other and never cross.
+
+        For time that is where the clock saw it, cut where it crosses another; a span that was not measured has no
+        width. For the other weights spans lie end to end, and what begins on an idle thread begins where the others of
+        its rank have come to.
+        """
+        timed = weight == "time"
+        ends: dict[tuple[int, int], list[int]] = {}
+        cursors: dict[tuple[int, int], int] = {}
+        reached: dict[int, int] = {}
+        for span in self.ordered():
+            track = span.track
+            opened = ends.setdefault(track, [])
+            cursor = cursors.get(track, 0)
+            while len(opened) > span.depth:
+                cursor = max(cursor, opened.pop())
+            if not (opened or timed):
+                cursor = max(cursor, reached.get(track[0], 0))
+            start = cursor if span.start is None or not timed else max(cursor, span.start)
+            end = start + span.weight(weight)
+            if timed and span.start is not None:
+                end = max(start, span.start + span.weight(weight))
+            if timed and opened:
+                start, end = min(start, opened[-1]), min(end, opened[-1])
+            opened.append(end)
+            cursors[track] = start
+            if self.items[span.item].frame is None:
+                reached[track[0]] = max(end, reached.get(track[0], 0))
+            yield Slice(span, start, end)
+
+    def pieces(self, weight: str) -> Iterator[Piece]:
+        """Yield what each span is worth by itself, in the order of each track, empty pieces left out.
+
+        The pieces of all spans add up to the whole. A region has several pieces of time, between what runs in it.
+        """
+        opened: dict[tuple[int, int], list[Slice]] = {}
+        cursors: dict[tuple[int, int], int] = {}
+        for piece in self.lay_out(weight):
+            track = piece.span.track
+            around = opened.setdefault(track, [])
+            yield from _close(around, piece.span.depth, track, cursors)
+            if piece.start > cursors.get(track, 0):
+                yield Piece(track, around[-1].span if around else None, piece.start - cursors.get(track, 0))
+            cursors[track] = piece.start
+            around.append(piece)
+        for track, around in opened.items():
+            yield from _close(around, 0, track, cursors)
+
+
+_MISSING = {
+    "time": "no clock ran: record with measure={'time'}",
+    "flops": "no table was asked",
+    "macs": "no table was asked",
+    "bytes": "nobody was asked how many bytes an op moves: build the timeline with a bytes_pricer",
+    "memory": "the trace keeps no storages: record without folding or merging, or with measure={'memory'}",
+}
+
+
+def _close(
+    around: list[Slice], depth: int, track: tuple[int, int], cursors: dict[tuple[int, int], int]
+) -> Iterator[Piece]:
+    while len(around) > depth:
+        span, _, end = around.pop()
+        if end > cursors[track]:
+            yield Piece(track, span, end - cursors[track])
+            cursors[track] = end
