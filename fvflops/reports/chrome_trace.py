@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fvflops.reports.frames import describe, dump, title
+from fvflops.reports.frames import UNITS, describe, dump, title
 from fvflops.reports.names import show
 from fvflops.trace.timeline import Slice, Span, Timeline
 
@@ -46,7 +46,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
     scale = _scale(timeline, weight)
     facts = describe(timeline, weight)
     if weight != "time":
-        facts["axis"] = f"1 ns stands for {scale:,} × {facts['unit'].removeprefix('1 unit = 1 ')}"
+        facts["unit"] = f"1 ns on the axis = {scale} {UNITS[weight]}"
     yield f'{{"displayTimeUnit":"ns","otherData":{dump(facts)},"traceEvents":[\n'
     yield ",\n".join(map(dump, _tracks(timeline)))
     texts = _Texts(timeline)

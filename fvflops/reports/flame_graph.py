@@ -30,10 +30,13 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
 
 
 def _write(timeline: Timeline, weight: str) -> Iterator[str]:
-    for key, sum_ in _sums(timeline, weight).items():
-        if sum_ > 0:
-            stack = ";".join(frame.replace(";", "\\x3b") for frame in list_frames(timeline, *key))
-            yield f"{stack} {sum_}\n"
+    # Calls of one op with different shapes have one stack, and names that are shown alike too.
+    sums: Counter[str] = Counter()
+    for key, value in _sums(timeline, weight).items():
+        if value > 0:
+            sums[";".join(frame.replace(";", "\\x3b") for frame in list_frames(timeline, *key))] += value
+    for stack, value in sums.items():
+        yield f"{stack} {value}\n"
 
 
 def _sums(timeline: Timeline, weight: str) -> Counter[tuple[int, int, str]]:

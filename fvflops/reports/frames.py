@@ -10,32 +10,32 @@ from typing import Any
 from fvflops.reports.names import show
 from fvflops.trace.timeline import Frame, Timeline
 
-# What one unit of a weight is, in words for the file's reader.
+# What a weight is a number of, in words for the file's reader.
 UNITS: Mapping[str, str] = {
-    "time": "1 unit = 1 nanosecond, measured",
-    "flops": "1 unit = 1 FLOP, counted and not timed",
-    "macs": "1 unit = 1 multiply-add, counted and not timed",
-    "bytes": "1 unit = 1 byte read or written, counted and not timed",
-    "memory": "1 unit = 1 byte allocated and kept",
+    "time": "nanosecond, measured",
+    "flops": "FLOP, counted and not timed",
+    "macs": "multiply-add, counted and not timed",
+    "bytes": "byte read or written, counted and not timed",
+    "memory": "byte allocated and kept",
 }
 
 
 def title(frame: Frame) -> str:
-    """Return the text of a region: the module's full name and its class, a function, or a parameter group.
+    """Return the text of a region: its name, a module's in full, and what it is; the root is named by its class.
+
+    It does not end with a number, which a reader of collapsed stacks would take for a weight.
 
     >>> title(Frame("module", "layer1.0", "Block")), title(Frame("module", "", "Net")), title(Frame("group", "SGD 0"))
-    ('layer1.0 (Block)', 'Net', 'group SGD 0')
+    ('layer1.0 (Block)', 'Net', 'SGD 0 (group)')
     """
     return _title(*frame)
 
 
 @lru_cache(maxsize=1 << 14)
 def _title(kind: str, name: str, class_name: str) -> str:
-    if kind != "module":
-        return f"{kind} {show(name)}"
-    if not name:
+    if kind == "module" and not name:
         return show(class_name) or "(model)"
-    return f"{show(name)} ({show(class_name)})" if class_name else show(name)
+    return f"{show(name)} ({show(class_name) or kind})"
 
 
 def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[
 
 def describe(timeline: Timeline, weight: str) -> dict[str, str]:
     """Return what a reader of an export should know of it: its unit, the versions, and what is missing from it."""
-    facts = {"exporter": "fvflops", "weight": weight, "unit": UNITS[weight]}
+    facts = {"exporter": "fvflops", "weight": weight, "unit": f"1 unit = 1 {UNITS[weight]}"}
     facts |= {key: show(text) for key, text in timeline.about.items()}
     if not timeline.complete:
         facts["complete"] = "no: the run raised, and this is what ran before"

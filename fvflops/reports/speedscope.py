@@ -84,7 +84,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
 
 def _name(timeline: Timeline, weight: str) -> str:
     root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
-    return f"{root or 'model'}: {weight} ({UNITS[weight]})"
+    return f"{root or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
 
 
 def _join(texts: Iterator[str]) -> Iterator[str]:
