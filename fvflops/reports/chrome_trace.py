@@ -157,7 +157,7 @@ class _Texts:
             counts["bytes allocated and kept"] = span.memory
         if span.raised:
             counts["raised"] = "yes"
-        return "".join(f',"{key}":{dump(count)}' for key, count in counts.items())
+        return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
 
 
 def _microseconds(nanoseconds: int) -> str:

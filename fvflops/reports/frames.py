@@ -19,6 +19,8 @@ UNITS: Mapping[str, str] = {
     "memory": "byte allocated and kept",
 }
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 
 def title(frame: Frame) -> str:
     """Return the text of a region: its name, a module's in full, and what it is; the root is named by its class.
@@ -60,4 +62,4 @@ def dump(value: Any) -> str:
     >>> print(dump({"name": "</script>"}))
     {"name":"\\u003c/script>"}
     """
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return _encode(value).replace("<", "\\u003c")
