@@ -295,10 +295,11 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H100", "--dtype", "int8"], "a model is cast to fp64, fp32, tf32, fp16, bf16"),
         (["zoo:lenet5", "--device", "H100", "--dtype", "bloat16"], "did you mean 'bfloat16'?"),
         (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
+        (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "0 ops cannot be shown"),
         (["--measure", "--device", "H100"], "'H100' is no device of this machine"),
         (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward is run by shapes"),
     ],
-    ids=["nothing", "no device", "device", "file", "peak", "int8", "dtype", "table", "measure", "backward"],
+    ids=["nothing", "no device", "device", "file", "peak", "int8", "dtype", "table", "top", "measure", "backward"],
 )
 def test_errors_are_one_line(capsys, argv, message):
     code, out, err = run(capsys, *argv)
