@@ -489,7 +489,7 @@ def test_a_graph_made_before_the_recording_is_told_and_not_lost(execution):
     assert run.total(BEFORE) == run.by_module()[BEFORE] == 96
     assert run.total() == 96 + 168
     assert BEFORE in flop_count_table(run)
-    assert f"({BEFORE}): (#params: 0, #flops: 96)" in flop_count_str(run)
+    assert f"({BEFORE}): (#params: 0, #flops: 96, #forward: 0, #backward: 96)" in flop_count_str(run)
     assert Trace.from_json(run.trace().to_json()) == run.trace()
     # A parameter's gradient is added to the one that is there in the module that it is of.
     for parameter in model.parameters():
