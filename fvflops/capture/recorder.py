@@ -317,7 +317,8 @@ class Recorder(Strand):
         stack, phase = self._place(strand, self._signatures[number].op)
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
-        row = ("op", number, stack, phase, strand.thread_number, reads, writes)
+        # As tuples, of which Python's collector loses sight: lists would make it look through all there is.
+        row = ("op", number, stack, phase, strand.thread_number, tuple(reads), tuple(writes))
         self.events.append((*row, False, None, *measured) if measured else row)
         if self._limit is not None and len(self.events) >= self._limit and not self._pauses:
             self._fold()
