@@ -57,7 +57,10 @@ def record_step(
             args, kwargs = session.in_shapes((args, dict(kwargs)))
             with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
                 for _ in range(micro_batches):
-                    _loss_of(model(*args, **kwargs), loss).backward()
+                    # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+                    result = model(*args, **kwargs)
+                    scalar = _loss_of(result, loss)
+                    scalar.backward()
             for optimizer in made:
                 optimizer.step()
             complete = True
