@@ -49,10 +49,13 @@ class GroupStep:
             for parameter in group["params"]:
                 stranger = bool(recorder.homes) and id(parameter) not in recorder.homes
                 stack = recorder.inside(outside if stranger else self._base, region)
-                state = self.optimizer.state.get(parameter, {}).values()
-                for tensor in (parameter, parameter.grad, *state):
+                held = [("", parameter), ("gradient", parameter.grad)]
+                held += [("optimizer state", value) for value in self.optimizer.state.get(parameter, {}).values()]
+                for origin, tensor in held:
                     if isinstance(tensor, torch.Tensor):
-                        self._groups.update(dict.fromkeys(_storages(recorder, tensor), (stack, stranger)))
+                        found = _storages(recorder, tensor)
+                        self._groups.update(dict.fromkeys(found, (stack, stranger)))
+                        _say_origin(recorder, found, origin)
 
     def is_running(self) -> bool:
         """Return whether the step is still being made: one that raised tells nobody of its end."""
@@ -80,6 +83,14 @@ def _storages(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
         inner = [getattr(tensor, name) for name in names]
         return [index for item in inner if isinstance(item, torch.Tensor) for index in _storages(recorder, item)]
     return list(recorder.storages_of((tensor,)))
+
+
+def _say_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> None:
+    """Say of storages that existed before the run, and of which no more is known, that a parameter's work held them."""
+    for index in storages:
+        row = recorder.storages[index]
+        if origin and row[2] == "outside":
+            recorder.storages[index] = (*row[:2], origin, *row[3:])
 
 
 class OptimizerStates:

@@ -58,7 +58,10 @@ class Region(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A block of memory; `origin` is where it came from: "parameter", "buffer", "input", "op" or "outside"."""
+    """A block of memory; `origin` is where it came from: "parameter", "buffer", "input", "op" or "outside".
+
+    Of what existed before the run, and an optimizer held when it made a step, it is "gradient" or "optimizer state".
+    """
 
     nbytes: int
     device: str
