@@ -19,7 +19,7 @@ from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.trace import Counts, ModuleTree, Signature, Status, Trace, TraceError
+from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
 Self = TypeVar("Self", bound="ModelAnalysis")
@@ -262,7 +262,7 @@ class ModelAnalysis:
             raise TraceError(
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
-        self._trace = self._record()
+        self._trace = self._record(self._pricer().stops_at)
         self._modules = self._trace.modules
         return self._trace
 
@@ -273,13 +273,13 @@ class ModelAnalysis:
             self._warn(self._counts)
         return self._counts
 
-    def _record(self) -> Trace:
+    def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
         return record_call(
             self._model,
             args,
             kwargs,
-            stops_at=self._pricer().stops_at,
+            stops_at=stops_at,
             execution=self._execution,
             device=self._device,
             assume=self._assume,

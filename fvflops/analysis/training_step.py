@@ -15,7 +15,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.record import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.formulas import FormulaTable
-from fvflops.trace import Trace
+from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
@@ -71,7 +71,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         self._checkpoint_options = checkpoint_options
         self._micro_batches = micro_batches
 
-    def _record(self) -> Trace:
+    def _record(self, stops_at: StopsAt) -> Trace:
         model = self._model
         if not isinstance(model, nn.Module):
             raise TypeError(f"a training step is made with a torch.nn.Module, not {type(model).__name__}")
@@ -82,7 +82,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             model,
             args,
             kwargs,
-            stops_at=self._pricer().stops_at,
+            stops_at=stops_at,
             loss=self._loss,
             optimizers=self._optimizers,
             checkpointed=self._checkpoint,
