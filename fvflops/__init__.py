@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         schedule,
         summarise,
     )
+    from fvflops.analysis.memory import predict_memory
     from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
     from fvflops.metrics.communication import read_communication
     from fvflops.metrics.devices import Device, find_device
+    from fvflops.metrics.memory import MemoryMoment, MemoryTimeline
     from fvflops.metrics.roofline import roofline
     from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
@@ -50,6 +52,8 @@ _HOMES = {
     "Device": "fvflops.metrics.devices",
     "FlopCountAnalysis": "fvflops.analysis",
     "FormulaTable": "fvflops.formulas",
+    "MemoryMoment": "fvflops.metrics.memory",
+    "MemoryTimeline": "fvflops.metrics.memory",
     "ModelAnalysis": "fvflops.analysis",
     "ParameterCount": "fvflops.trace.parameters",
     "ProfileAnalysis": "fvflops.analysis.profile",
@@ -74,6 +78,7 @@ _HOMES = {
     "parameter_summary_table": "fvflops.analysis.parameters",
     "plan_rank": "fvflops.analysis.plan",
     "read_communication": "fvflops.metrics.communication",
+    "predict_memory": "fvflops.analysis.memory",
     "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
@@ -93,6 +98,8 @@ __all__ = [
     "FlopCountAnalysis",
     "FormulaTable",
     "JitModelAnalysis",
+    "MemoryMoment",
+    "MemoryTimeline",
     "ModelAnalysis",
     "ParameterCount",
     "ProfileAnalysis",
@@ -117,6 +124,7 @@ __all__ = [
     "parameter_summary_table",
     "plan_rank",
     "read_communication",
+    "predict_memory",
     "record",
     "record_call",
     "register_formula",
