@@ -33,7 +33,9 @@ def measure_steps(step, times=1):
         if collects:
             gc.enable()
     begins = sorted(event["ts"] for event in events if event.get("name") == _STEP and event["cat"] == "user_annotation")
-    changes = sorted((event["ts"], event["args"]["Ev Idx"], event["args"]["Bytes"]) for event in filter(_is_memory, events))
+    changes = sorted(
+        (event["ts"], event["args"]["Ev Idx"], event["args"]["Bytes"]) for event in filter(_is_memory, events)
+    )
     assert len(begins) == times and changes
     peaks, alive, at = [0] * times, 0, 0
     for moment, _, nbytes in changes:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+import torch
+from torch import nn
+
+from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.training_step import TrainingStepAnalysis
+from fvflops.capture.record import one_at_a_time, uncollected, unseen
+from fvflops.capture.session import Session
 from fvflops.metrics.memory import MemoryTimeline, read_memory
 from fvflops.trace import StopsAt, Trace
 
@@ -39,11 +48,56 @@ def predict_memory(
     288
     """
     trace = source if isinstance(source, Trace) else _record(source)
-    return read_memory(
-        trace, device=device, granularity=granularity, later_step=later_step, workspaces=workspaces
-    )
+    return read_memory(trace, device=device, granularity=granularity, later_step=later_step, workspaces=workspaces)
 
 
 def _record(analysis: ModelAnalysis) -> Trace:
     """Return the trace of an analysis, of one that can be recorded again with all that composite ops do."""
-    return analysis.trace() if analysis._loaded else analysis._record(StopsAt())
+    if analysis._loaded:
+        return analysis.trace()
+    known = len(sys.modules)
+    trace = _record_again(analysis)
+    # A rule that made torch import more of itself left cycles, in whose frames the tensors of that moment live on.
+    return trace if len(sys.modules) == known else _record_again(analysis)
+
+
+def _record_again(analysis: ModelAnalysis) -> Trace:
+    if isinstance(analysis, TrainingStepAnalysis) or analysis._execution == "real":
+        return analysis._record(StopsAt())
+    trace = _record_without_gradients(analysis)
+    return analysis._record(StopsAt()) if trace is None else trace
+
+
+def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
+    """Return the trace of a forward pass under no_grad by shapes, or None where that cannot be had.
+
+    Below autograd, where forward passes are counted, some composite ops choose other kernels than here: linear looks
+    at whether its weight wants a gradient (should_fold in LinearAlgebra.cpp).
+    """
+    if not isinstance(analysis._model, nn.Module):
+        return None
+    args, kwargs = bind_inputs(analysis._model, analysis._inputs, analysis._kwargs)
+    session = Session(
+        analysis._model,
+        stops_at=StopsAt(),
+        execution="shapes",
+        device=analysis._device,
+        assume=analysis._assume,
+        weigh=analysis._weigh,
+    )
+    complete = False
+    try:
+        with one_at_a_time(), unseen(), uncollected():
+            session.start()
+            try:
+                shapes = session.in_shapes((args, dict(kwargs)))
+                with torch.no_grad():
+                    result = analysis._model(*shapes[0], **shapes[1])
+                complete = True
+            finally:
+                session.stop(complete=complete)
+            del result
+    except Exception:  # the other way of recording says what is wrong, or runs the model for real
+        return None
+    trace = session.trace()
+    return None if "supposed" in trace.about and analysis._execution == "auto" else trace

@@ -157,9 +157,10 @@ def read_memory(
     if isinstance(unit, bool) or not isinstance(unit, int) or unit < 1:
         raise ValueError(f"granularity is a number of bytes from 1 on, not {granularity!r}")
     blocks = _Lives(trace, device, unit).blocks(later_step)
+    sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
-        blocks += _workspaces(trace, device, unit)
-    return MemoryTimeline(device, unit, tuple(blocks), unseen_kernels(trace, device), trace)
+        blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
+    return MemoryTimeline(device, unit, tuple(blocks), unseen_kernels(trace, sizes), trace)
 
 
 def _devices(trace: Trace) -> Counter[str]:
@@ -176,8 +177,7 @@ def _choose(devices: Counter[str]) -> str:
     return devices.most_common(1)[0][0] if devices else "cpu"
 
 
-def _workspaces(trace: Trace, device: str, unit: int) -> list[Block]:
-    sizes = [_round_up(workspace_of(signature, device), unit) for signature in trace.signatures]
+def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
     return [
         Block(
             None,
@@ -231,11 +231,12 @@ class _Lives:
         row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
         nbytes = _round_up(row.nbytes, self._unit)
         if row.origin != "op":
-            module = row.name.rpartition(".")[0]
-            # What came from elsewhere and goes in the run was most likely made in the run, unseen: a batch of data.
-            comes = first if row.origin == "outside" and end is not None and first is not None else None
-            begin = _BEFORE if comes is None else comes
-            return Block(index, nbytes, self._kind_of_known(index), self._keep(index, module), "", begin, end)
+            kind, module = self._kind_of_known(index), row.name.rpartition(".")[0]
+            # What came from elsewhere and goes in the run was most likely made there, unseen, such as a batch of data;
+            # what an optimizer did not have when it began to step, such as its count of steps, was made in the step.
+            made = row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
+            begin = first if made and first is not None else _BEFORE
+            return Block(index, nbytes, kind, self._keep(index, module), "", begin, end)
         if first is None:
             return None  # of a call that was taken back
         event = self._events[first]
@@ -243,9 +244,7 @@ class _Lives:
         module = _owner(self._trace, event.stack)
         if kind == "optimizer state":  # it belongs to the parameter that it was made for
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
-        return Block(
-            index, nbytes, kind, self._keep(index, module), self._trace.signatures[event.item].op, first, end
-        )
+        return Block(index, nbytes, kind, self._keep(index, module), self._trace.signatures[event.item].op, first, end)
 
     def _keep(self, index: int, module: str) -> str:
         self._modules[index] = module
@@ -257,9 +256,13 @@ class _Lives:
         if row.origin != "outside":
             return row.origin
         first = self._first.get(index)
-        event = None if first is None else self._events[first]
+        if first is None:
+            return "input"
+        event = self._events[first]
+        if event.phase == "optimizer":
+            return "optimizer state"
         # Autograd adds to a gradient that exists.
-        return "gradient" if event is not None and event.phase == "backward" and index in event.writes else "input"
+        return "gradient" if event.phase == "backward" and index in event.writes else "input"
 
     def _kind_of_made(self, first: int, end: int | None) -> str:
         """Return what a storage is for by the phase in which it is made, and by the first op that it outlives."""
@@ -294,7 +297,9 @@ class _Lives:
             if event.kind != "op" or self._trace.signatures[event.item].op != "aten::add.Tensor" or not event.reads:
                 continue
             first, sums = event.reads[0], event.writes
-            gives = len(sums) == 1 and self._first[sums[0]] == index and index < self._ends.get(first, 0) <= follows[index]
+            gives = (
+                len(sums) == 1 and self._first[sums[0]] == index and index < self._ends.get(first, 0) <= follows[index]
+            )
             alike = gives and self._storages[first].nbytes == self._storages[sums[0]].nbytes
             made_here = self._storages[first].origin == "op"
             if alike and made_here and (event.phase == "backward" or self._is_linear(event.stack)):
