@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from fvflops.capture.meter import Meter
 from fvflops.capture.owners import Owners
@@ -105,6 +105,8 @@ class Recorder(Strand):
         self.events: list[tuple[Any, ...]] = []
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
+        # An error holds the frames that it went through, with their tensors: that of a checkpoint, which ends a rerun
+        # early, is let go.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = Owners()
 
@@ -195,7 +197,7 @@ class Recorder(Strand):
         del strand.opened[token:]
         if self.backward:
             self.owners.look(strand.stack)
-        if error is not None and error is not self._raised[0]:
+        if error is not None and error is not self._raised[0] and type(error) is not _StopRecomputationError:
             self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:
