@@ -5,6 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory
@@ -51,27 +52,26 @@ def compare_forward(model, args=(), kwargs=None):
     """Return (predicted, measured) bytes of a forward pass, less what was there before."""
     kwargs = kwargs or {}
     timeline = predict_memory(FlopCountAnalysis(model, args, kwargs=kwargs))
-    import torch
-
     with torch.no_grad():
         (measured,) = measure_steps(lambda: model(*args, **kwargs))
     return timeline.peak - timeline.baseline, measured
 
 
-def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer, **options):
+def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer):
     """Return (predicted, measured) bytes of a program's first training step and of its second, less what was there."""
     kwargs = kwargs or {}
-    analysis = TrainingStepAnalysis(model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, **options)
+    analysis = TrainingStepAnalysis(model, args, kwargs=kwargs, loss=loss, optimizer=optimizer)
     first, later = predict_memory(analysis), predict_memory(analysis, later_step=True)
     held = {}
 
     def step():
-        made = held.setdefault("optimizer", optimizer(model.parameters()) if "optimizer" not in held else None)
-        made.zero_grad()
+        if not held:
+            held["optimizer"] = optimizer(model.parameters())
+        held["optimizer"].zero_grad()
         held["result"] = model(*args, **kwargs)
         held["loss"] = held["result"].loss if loss is None else loss(held["result"])
         held["loss"].backward()
-        made.step()
+        held["optimizer"].step()
 
     measured = measure_steps(step, 2)
     held.clear()

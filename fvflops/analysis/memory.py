@@ -11,9 +11,13 @@ from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.record import one_at_a_time, uncollected, unseen
+from fvflops.capture.restore import Containers
 from fvflops.capture.session import Session
 from fvflops.metrics.memory import MemoryTimeline, read_memory
 from fvflops.trace import StopsAt, Trace
+
+# Composite ops that have kernels of their own, and no temporaries where these run.
+_STOPS = StopsAt(frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"}))
 
 
 def predict_memory(
@@ -28,7 +32,7 @@ def predict_memory(
 
     `source` is an analysis of a forward run or of a training step, which by shapes needs neither memory nor weights; a
     recording of one step; or the Trace of one. A forward run is recorded again without stopping at composite ops, whose
-    temporaries count.
+    temporaries count; the fast path of nn.TransformerEncoder, which needs less, is not taken in a recording.
 
     `device` is that whose memory is told, by default the one that holds most. Its allocator hands out multiples of
     `granularity` bytes, by default 512 on CUDA, where a block is at least that (torch.cuda.max_memory_allocated counts
@@ -63,9 +67,9 @@ def _record(analysis: ModelAnalysis) -> Trace:
 
 def _record_again(analysis: ModelAnalysis) -> Trace:
     if isinstance(analysis, TrainingStepAnalysis) or analysis._execution == "real":
-        return analysis._record(StopsAt())
+        return analysis._record(_STOPS)
     trace = _record_without_gradients(analysis)
-    return analysis._record(StopsAt()) if trace is None else trace
+    return analysis._record(_STOPS) if trace is None else trace
 
 
 def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
@@ -79,13 +83,14 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
     args, kwargs = bind_inputs(analysis._model, analysis._inputs, analysis._kwargs)
     session = Session(
         analysis._model,
-        stops_at=StopsAt(),
+        stops_at=_STOPS,
         execution="shapes",
         device=analysis._device,
         assume=analysis._assume,
         weigh=analysis._weigh,
     )
-    complete = False
+    held, complete = Containers(), False
+    held.watch((args, kwargs), objects=True)
     try:
         with one_at_a_time(), unseen(), uncollected():
             session.start()
@@ -96,6 +101,7 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
                 complete = True
             finally:
                 session.stop(complete=complete)
+                held.restore()
             del result
     except Exception:  # the other way of recording says what is wrong, or runs the model for real
         return None
