@@ -103,6 +103,11 @@ def test_adam_keeps_two_states_and_the_count_of_its_steps():
     assert (kinds["gradient"], kinds["parameter"]) == (PARAMETERS, PARAMETERS)
 
 
+def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
+    moment = predict_step(optimizer=partial(torch.optim.AdamW, foreach=True)).at_peak()
+    assert moment.op == "aten::_foreach_sqrt" and moment.by_kind["temporary"] == PARAMETERS
+
+
 def test_in_a_later_step_the_states_are_there_from_the_start():
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=SGD)
     first, later = predict_memory(step), predict_memory(step, later_step=True)

@@ -14,10 +14,10 @@ from fvflops.capture.record import one_at_a_time, uncollected, unseen
 from fvflops.capture.restore import Containers
 from fvflops.capture.session import Session
 from fvflops.metrics.memory import MemoryTimeline, read_memory
+from fvflops.metrics.workspaces import OWN_KERNELS
 from fvflops.trace import StopsAt, Trace
 
-# Composite ops that have kernels of their own, and no temporaries where these run.
-_STOPS = StopsAt(frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"}))
+_STOPS = StopsAt(OWN_KERNELS)
 
 
 def predict_memory(
@@ -39,7 +39,8 @@ def predict_memory(
     so; of blocks over 1 MiB it may leave up to 1 MiB unsplit, and cuBLAS keeps a workspace, which are not told here),
     and 1 elsewhere. A recorded step makes the optimizer's state; with `later_step` this is there from the start, and so
     is the last step's result until the program has another, as in each step after the first. Gradients are taken to
-    have been let go of (`zero_grad()`). `workspaces` adds what kernels take for themselves, where a rule tells it; ops
+    have been let go of (`zero_grad()`). torch's optimizers take all parameters at once on CUDA, which needs more, but not
+    in a run by shapes: ask for it, `partial(torch.optim.AdamW, foreach=True)`. `workspaces` adds what kernels take for themselves, where a rule tells it; ops
     of which none does stand in `unseen`.
 
     A Trace that keeps no order of its events raises TraceError, a device that the run did not use ValueError.

@@ -74,6 +74,9 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     | {"aten::convolution_backward": _convolution_backward_on_cpu},
 }
 
+# Composite ops that have kernels of their own too, which need no temporaries: what they come down to is not what runs.
+OWN_KERNELS = frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"})
+
 # Kind of device → ops that take memory of their own, of which nothing but the library that they call knows how much.
 UNKNOWN: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}),
@@ -119,7 +122,7 @@ def unseen_kernels(trace: Trace, sizes: Sequence[int | None]) -> Counter[str]:
 
 
 def _is_composite(op: str) -> bool:
-    if not op.startswith("aten::"):
+    if not op.startswith("aten::") or op in OWN_KERNELS:
         return False
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
