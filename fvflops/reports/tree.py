@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fvflops.reports.statistics import (
     check_view,
@@ -12,7 +12,7 @@ from fvflops.reports.statistics import (
     group_by_name,
     mark_uncalled,
 )
-from fvflops.trace import ModuleInfo, Summary
+from fvflops.trace import ModuleInfo, ModuleTree, Summary
 
 _LABELS = {"parameters": "#params", "activations": "#acts"}
 # fvcore's words, which are part of its format.
@@ -33,8 +33,21 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     check_view(by, views=("module",), report="the tree")
     cells = _prepare(summary)
     lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
+    return "\n".join([*lines, *draw(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
+
+
+def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None) -> list[str]:
+    """Return the lines of a model as `print` shows it, with what `describe` says of each place, a line each, inside.
+
+    >>> print("\\n".join(draw(ModuleTree({"": ModuleInfo("", "", "Net")}), lambda place: ["one", "two"])))
+    Net(
+      one
+      two
+    )
+    """
+    lines: list[str] = []
     # Holds what is still to be written, last first: finished text, or a place with its level and what opens it.
-    waiting: list[str | tuple[ModuleInfo, int, str]] = [(summary.modules.root, 0, "")]
+    waiting: list[str | tuple[ModuleInfo, int, str]] = [(modules.root, 0, "")]
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
@@ -42,7 +55,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
             continue
         place, level, opening = item
         blanks = "  " * level
-        details = _list_details(place, cells)
+        details = describe(place)
         opening += place.class_name.replace("\n", "\n" + blanks) + "("
         children = place.children if depth is None or level < depth else ()
         if not children and len(details) <= 1:
@@ -54,12 +67,12 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
         for attribute, path in reversed(children):
             # A line break in a name is indented as much as the lines of the module above: fvcore's way.
             key = f"{blanks}  (" + attribute.replace("\n", "\n" + blanks) + "): "
-            child = summary.modules.places.get(path) if path is not None else None
+            child = modules.places.get(path) if path is not None else None
             if child is not None:
                 waiting.append((child, level + 1, key))
             else:
                 waiting.append(key + ("None" if path is None else "..."))
-    return "\n".join(lines)
+    return lines
 
 
 def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
