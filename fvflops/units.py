@@ -1,6 +1,6 @@
 """The units: the one place where numbers become text.
 
-The formats of fvcore are kept to the letter, so that a table of fvflops can be compared with one of fvcore.
+The formats of fvcore and of DeepSpeed are kept to the letter, so that a table of fvflops can be compared with theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Sequence
 # A number above the first figure is divided by the second. The steps lie a decade below the unit, so 101 is 0.101K.
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
+
+# DeepSpeed's prefixes. A number stands in the largest unit of which there is one, and below the last in that.
+_PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -106,3 +109,67 @@ def format_shape(shape: Sequence[int]) -> str:
     ('(4, 3)', '(4,)', '()')
     """
     return str(tuple(shape))
+
+
+def number_to_string(number: float, units: str | None = None, precision: int = 2) -> str:
+    """Return a number with a blank and the prefix T, G, M, K, m or u, in DeepSpeed's format.
+
+    `units` is the prefix, "" for none; without it, it is that of which there is at least one. `precision` is how many
+    digits behind the point are kept, of six digits in all. Another prefix raises ValueError.
+
+    >>> number_to_string(426516480), number_to_string(0.00325), number_to_string(1024, units="M", precision=4)
+    ('426.52 M', '3.25 m', '0.001 M')
+    >>> number_to_string(0), number_to_string(999)
+    ('0 ', '999 ')
+    """
+    if units is None:
+        units = next((name for name, size in _PREFIXES.items() if abs(number) >= size), "u") if number else ""
+    if units not in _PREFIXES:
+        raise ValueError(f"units is one of {', '.join(map(repr, _PREFIXES))} or None, not {units!r}")
+    return f"{round(number / _PREFIXES[units], precision):g} {units}"
+
+
+def flops_to_string(flops: float, units: str | None = None, precision: int = 2) -> str:
+    """Return flops per second in DeepSpeed's format; the arguments are those of `number_to_string`.
+
+    >>> flops_to_string(13.5e12)
+    '13.5 TFLOPS'
+    """
+    return f"{number_to_string(flops, units, precision)}FLOPS"
+
+
+def macs_to_string(macs: float, units: str | None = None, precision: int = 2) -> str:
+    """Return multiply-adds in DeepSpeed's format; the arguments are those of `number_to_string`.
+
+    >>> macs_to_string(426516480), macs_to_string(0)
+    ('426.52 MMACs', '0 MACs')
+    """
+    return f"{number_to_string(macs, units, precision)}MACs"
+
+
+def params_to_string(params_num: float, units: str | None = None, precision: int = 2) -> str:
+    """Return a number of parameters in DeepSpeed's format, in which 1e9 is B, which `units` may say for G.
+
+    >>> params_to_string(61706), params_to_string(6738415616), params_to_string(10)
+    ('61.71 K', '6.74 B', '10')
+    """
+    units = "G" if units == "B" else units
+    return number_to_string(params_num, units, precision).replace("G", "B").strip()
+
+
+def duration_to_string(duration: float, units: str | None = None, precision: int = 2) -> str:
+    """Return a time, given in seconds, in DeepSpeed's format; the arguments are those of `number_to_string`.
+
+    >>> duration_to_string(0.00325), duration_to_string(75)
+    ('3.25 ms', '75 s')
+    """
+    return f"{number_to_string(duration, units, precision)}s"
+
+
+def share_to_string(part: float, whole: float, precision: int = 2) -> str:
+    """Return a share as a percentage in DeepSpeed's format; of nothing, any share is 0.
+
+    >>> share_to_string(1, 3), share_to_string(1, 2), share_to_string(0, 0)
+    ('33.33%', '50%', '0%')
+    """
+    return f"{round(100 * part / whole, precision) if whole else 0:g}%"
