@@ -44,6 +44,29 @@ def make_folder(path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+def check_writable(path: str) -> None:
+    """Raise OSError, in one line, where a text file cannot be written, before there is anything to write.
+
+    The folders that it lies in are made; what stands in a file that is there stays. A URI is not tried out.
+
+    >>> check_writable("fvflops://mine.txt")
+    Traceback (most recent call last):
+    OSError: fvflops://mine.txt cannot be written: it would be shipped with fvflops; choose a path of your own
+    """
+    if path.startswith(SCHEME):
+        raise OSError(f"{path} cannot be written: it would be shipped with fvflops; choose a path of your own")
+    if "://" in path:
+        return
+    was_there = os.path.lexists(path)
+    try:
+        make_folder(os.path.dirname(path) or ".")
+        open_text(path, "a").close()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}; choose another path") from None
+    if not was_there:
+        os.remove(path)
+
+
 def read_text(path: str, limit: int) -> str | None:
     """Return a file's text, or None where it has more than `limit` characters; no more than that is read."""
     with open_text(path) as file:
