@@ -1,4 +1,4 @@
-"""The configuration of a flops profiler: which step is profiled, and what is told of it, as DeepSpeed's files say it."""
+"""The configuration of a flops profiler: which step is profiled and what is told, as in DeepSpeed's files."""
 
 from __future__ import annotations
 

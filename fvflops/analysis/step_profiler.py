@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from types import TracebackType
 
 from torch import nn
@@ -11,6 +12,8 @@ from fvflops import paths
 from fvflops.analysis.flops_profiler import FlopsProfiler
 from fvflops.analysis.profiler_configuration import ProfilerConfiguration, read_configuration
 from fvflops.formulas import FormulaTable
+from fvflops.trace import TraceError
+from fvflops.units import format_quantity
 
 
 class StepProfiler:
@@ -24,7 +27,7 @@ class StepProfiler:
     >>> with StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=7)) as profiler:
     ...     profiler.step()
     Traceback (most recent call last):
-    RuntimeError: profile_step is 7, counted from 0, and only 1 of the steps came to an end: there is no profile
+    RuntimeError: there is no profile: step 7, counted from 0, was to be profiled, and the loop ended after 1 step
     """
 
     def __init__(
@@ -54,11 +57,12 @@ class StepProfiler:
         if error is not None:
             self._profiler.end_profile()
             return
-        self._write()
+        with suppress(TraceError):  # the step to be profiled has begun, and nothing was done in it
+            self._write()
         if self._configuration.enabled and not self._written:
             raise RuntimeError(
-                f"profile_step is {self._configuration.profile_step}, counted from 0, and only {self._step} of the steps"
-                " came to an end: there is no profile"
+                f"there is no profile: step {self._configuration.profile_step}, counted from 0, was to be profiled,"
+                f" and the loop ended after {format_quantity(self._step, 'step')}"
             )
 
     def step(self) -> None:
