@@ -133,8 +133,8 @@ def test_the_figures_of_the_text_are_counted_by_hand():
     assert backward.macs == 1024 * (2 * MACS - 117_600)
     assert step.flops == 2 * 61_706
     assert profile.batches == (1024,)
-    # A call of LeNet-5 and of each of its 13 modules, an op in 11 of them, a transpose in the linear layers, a detach in
-    # the four Tanhs, and the flatten between features and classifier.
+    # A call of LeNet-5 and of each of its 13 modules, an op in 11 of them, a transpose in the linear layers, a detach
+    # in the four Tanhs, and the flatten between features and classifier.
     assert profile.durations["classifier.0"] == 3 * MILLISECOND
     assert profile.durations[""] == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
     places = profile.by_place()
