@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         schedule,
         summarise,
     )
+    from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
     from fvflops.analysis.memory import predict_memory
     from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
@@ -51,6 +52,7 @@ _HOMES = {
     "Counts": "fvflops.trace",
     "Device": "fvflops.metrics.devices",
     "FlopCountAnalysis": "fvflops.analysis",
+    "FlopsProfiler": "fvflops.analysis.flops_profiler",
     "FormulaTable": "fvflops.formulas",
     "MemoryMoment": "fvflops.metrics.memory",
     "MemoryTimeline": "fvflops.metrics.memory",
@@ -69,6 +71,7 @@ _HOMES = {
     "flop_count_str": "fvflops.analysis",
     "flop_count_table": "fvflops.analysis",
     "gather": "fvflops.analysis.ranks",
+    "get_model_profile": "fvflops.analysis.flops_profiler",
     "hfu": "fvflops.metrics.utilisation",
     "load_table": "fvflops.formulas",
     "mfu": "fvflops.metrics.utilisation",
@@ -96,6 +99,7 @@ __all__ = [
     "Counts",
     "Device",
     "FlopCountAnalysis",
+    "FlopsProfiler",
     "FormulaTable",
     "JitModelAnalysis",
     "MemoryMoment",
@@ -115,6 +119,7 @@ __all__ = [
     "flop_count_str",
     "flop_count_table",
     "gather",
+    "get_model_profile",
     "hfu",
     "load_table",
     "mfu",

@@ -206,6 +206,18 @@ def test_a_reset_goes_on_from_nothing():
         profiler.get_total_macs()
 
 
+@pytest.mark.parametrize(("name", "shape"), [("lenet5", (2, 1, 28, 28)), ("vit_b_16", (1, 3, 224, 224))])
+def test_a_training_loop_has_the_forward_numbers_of_deepspeed_but_for_biases(name, shape):
+    model = zoo.build(name)
+    with FlopsProfiler(model) as profiler:
+        model(torch.zeros(shape)).sum().backward()
+        flops, macs = profiler.get_total_flops(), profiler.get_total_macs()
+    expected = get_model_profile(model, shape, print_profile=False, as_string=False, warm_up=0)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert macs == expected[1]
+    assert flops - expected[0] == sum(layer.out_features for layer in layers if layer.bias is not None)
+
+
 def test_what_was_not_recorded_is_told_and_not_estimated(capsys):
     model = zoo.build("lenet5")
     get_model_profile(model, (2, 1, 28, 28), detailed=False)
