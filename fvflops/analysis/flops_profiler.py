@@ -70,7 +70,7 @@ class FlopsProfiler:
         _check_model(model)
         self._model = model
         self._table = table if isinstance(table, FormulaTable) else load_table(table)
-        self._ignored: frozenset[str] = frozenset()
+        self._ignored: tuple[type, ...] = ()
         self._run: record | None = None
         self._goes_on = False
         self._known: tuple[Trace | None, ModelProfile | None] = (None, None)
@@ -90,7 +90,7 @@ class FlopsProfiler:
         The own work of a module whose very class is in `ignore_list` is told of the module that called it.
         """
         self.end_profile()
-        self._ignored = _name_ignored(self._model, ignore_list)
+        self._ignored = _check_ignored(ignore_list)
         self._begin()
 
     def stop_profile(self) -> None:
@@ -218,7 +218,7 @@ def get_model_profile(
     if print_profile and output_file:
         paths.check_writable(os.fspath(output_file))
     args = _make_args(model, input_shape, args, kwargs)
-    ignored = _name_ignored(model, ignore_modules)
+    ignored = _check_ignored(ignore_modules)
     chosen = table if isinstance(table, FormulaTable) else load_table(table)
     with _evaluating(model):
         run = _generate if mode == "generate" else _forward
@@ -286,12 +286,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _name_ignored(model: nn.Module, classes: Collection[type] | None) -> frozenset[str]:
-    """Return the names of the modules of exactly these classes, as DeepSpeed ignores them."""
+def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
     wrong = [item for item in classes or () if not isinstance(item, type)]
     if wrong:
         raise TypeError(f"modules to ignore are told by their class, such as torch.nn.Dropout, not by {wrong[0]!r}")
-    return frozenset(name for name, module in model.named_modules() if type(module) in (classes or ()))
+    return tuple(classes or ())
 
 
 def _check_model(model: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas.classes import name_class
 from fvflops.metrics.timing import Times, read_times
 from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
 from fvflops.trace.profile import Figures, ModelProfile
@@ -18,13 +19,13 @@ _OTHER_PHASES = {"deepspeed": "exact"}
 
 
 def read_profile(
-    trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[str] = ()
+    trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
 ) -> ModelProfile:
     """Return the profile that a Trace holds which was recorded with measure={"time"}; another raises TraceError.
 
     `table` is the convention of the forward pass. The other phases are counted by it too, but under "deepspeed", which
-    has no formulas for them, by "exact". `ignored` are canonical names of modules whose own work is told of the module
-    that called them. A Trace in which no module was called raises TraceError.
+    has no formulas for them, by "exact". `ignored` are classes: what a module of just such a class does itself is told
+    of the module that called it. A Trace in which no module was called raises TraceError.
 
     >>> import torch
     >>> from fvflops import record
@@ -39,10 +40,11 @@ def read_profile(
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
         raise TraceError("no module of the model was called while it was profiled: there is no forward pass to tell of")
+    unseen = _name_ignored(trace.modules, ignored)
     macs: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for entry in _count(trace, chosen):
-        owner = next((name for name in reversed(entry.scope) if name not in ignored), None)
+        owner = next((name for name in reversed(entry.scope) if name not in unseen), None)
         if entry.phase == "forward" and owner is not None:
             macs[owner] += entry.macs
             flops[owner] += entry.value
@@ -50,7 +52,7 @@ def read_profile(
         _drop_outsiders(trace.modules),
         macs,
         flops,
-        {name: duration for name, duration in durations.items() if name not in ignored},
+        {name: duration for name, duration in durations.items() if name not in unseen},
         batches=_read_batches(trace),
         about={"table": chosen.name},
     )
@@ -59,6 +61,11 @@ def read_profile(
     others = _read_phases(trace, times, other)
     about = {**profile.about, "backward_table": other.name} if others else profile.about
     return replace(profile, phases={"forward": forward, **others}, about=about)
+
+
+def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
+    names = {name_class(item) for item in ignored}
+    return frozenset(place.name for place in modules.modules() if place.classes and place.classes[0] in names)
 
 
 def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
