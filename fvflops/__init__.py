@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         schedule,
         summarise,
     )
+    from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
     from fvflops.analysis.memory import predict_memory
-    from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
     from fvflops.analysis.profile import ProfileAnalysis

@@ -12,7 +12,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.record import Loss, Model, record_call
 from fvflops.formulas import FormulaTable
 from fvflops.metrics.timing import Times, read_times
-from fvflops.trace import Event, Trace
+from fvflops.trace import Event, StopsAt, Trace
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 
@@ -57,7 +57,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         """Return the times of modules and operators."""
         return read_times(self.trace())
 
-    def _record(self) -> Trace:
+    def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
         traces = []
         for index in range(self._warmup + self._repeat):
@@ -65,7 +65,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                 self._model,
                 args,
                 kwargs,
-                stops_at=self._pricer().stops_at,
+                stops_at=stops_at,
                 execution="real",
                 loss=self._loss,
                 quiet=self._tracer_warnings == "none",
