@@ -113,7 +113,7 @@ class Recorder(Strand):
     @property
     def length(self) -> int:
         """How many events were taken down."""
-        return self._let_go + len(self._taken_down())
+        return self._let_go + len(self._kept or ()) + len(self.events)
 
     def is_here(self) -> bool:
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
@@ -148,8 +148,9 @@ class Recorder(Strand):
     def resume(self) -> None:
         """Take down what happens from now on, if this ends the last pause."""
         self._pauses -= 1
-        if not self._pauses and self.recording:
-            self.events, self._kept = self._taken_down(), None
+        if not self._pauses and self.recording and self._kept is not None:
+            self._kept += self.events
+            self.events, self._kept = self._kept, None
 
     def region(self, region: Region) -> int:
         """Return the number of a region."""
@@ -508,10 +509,10 @@ class Recorder(Strand):
     def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
         key = storage._cdata
         index = self._known[key] = len(self.storages)
-        self.storages.append(_storage_row(storage.nbytes(), storage.device, origin))
+        nbytes = storage.nbytes()
+        self.storages.append(_storage_row(nbytes, storage.device, origin))
         if origin == "op":
             self.fresh[key] = index
-        nbytes = storage.nbytes()
         if self.meter is not None:
             self.meter.live += nbytes
         self._watches[index] = weakref.ref(storage, lambda _: self._gone(key, index, nbytes))
