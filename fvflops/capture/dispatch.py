@@ -19,6 +19,8 @@ from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, known_schema, normalise, tensors_of
 
+_mode_of_kind, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
 
 def is_foreign(types: Sequence[type]) -> bool:
     """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
@@ -51,7 +53,7 @@ def is_fake(types: Sequence[type]) -> bool:
     """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
     if types:
         return FakeTensor in types
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return _mode_of_kind(_FAKE) is not None
 
 
 class RecordingMode(WrapperAware):
@@ -62,8 +64,8 @@ class RecordingMode(WrapperAware):
         self.recorder = recorder
         self._undo_log = undo_log
         self._calls = RealCalls(recorder)
-        # What is known of an op, whether it is looked into, and the op.
-        self._plans: dict[int, tuple[OpSchema, bool, Any]] = {}
+        # What is known of an op, whether it is looked into, what makes the call, and the op.
+        self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
 
     def __torch_dispatch__(
         self,
@@ -73,36 +75,39 @@ class RecordingMode(WrapperAware):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
-        meter = self.recorder.meter
+        recorder = self.recorder
+        meter = recorder.meter
         came = 0 if meter is None else meter.now()
-        if is_foreign(types):
+        if types and is_foreign(types):
             return self.leave_to_wrapper(func, types, args, kwargs)
-        if self.recorder.paused or is_fake(types):
+        if recorder.paused or is_fake(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             schema = known_schema(func)
-            plan = schema, schema.composite and schema.name not in self.recorder.stops_at, func
+            # Of most ops torch's own function, without the frame that does nothing but call it.
+            run = func._op if type(func) is torch._ops.OpOverload else func
+            plan = schema, schema.composite and schema.name not in recorder.stops_at, run, func
             self._plans[id(func)] = plan
-        schema, looks_inside, _ = plan
+        schema, looks_inside, run, _ = plan
         if looks_inside and _all_strided(args, kwargs):
-            self.recorder.decompose(schema.name)
+            recorder.decompose(schema.name)
             with self:
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
-            self._undo_log.before(schema, args, kwargs, self.recorder.fresh)
+            self._undo_log.before(schema, args, kwargs, recorder.fresh)
         noted = self._calls.note(schema, args, kwargs)
         if meter is None:
-            result = func(*args, **kwargs)
+            result = run(*args, **kwargs)
             number, writes = self._calls.look(schema, noted, result)
-            self.recorder.add(number, noted.reads, writes)
+            recorder.add(number, noted[2], writes)
             return result
         begun = meter.begin()
-        result = func(*args, **kwargs)
+        result = run(*args, **kwargs)
         duration = meter.end(begun)
         ended = meter.now()
         number, writes = self._calls.look(schema, noted, result)
-        self.recorder.add(number, noted.reads, writes, meter.columns(begun, duration))
+        recorder.add(number, noted[2], writes, meter.columns(begun, duration))
         meter.lost += begun.ns - came + meter.now() - ended + meter.per_op
         return result
 

@@ -38,16 +38,16 @@ class Owners:
         """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
         number = _next_number()
         numbers = self._threads.get(get_ident())
-        if numbers is not None and numbers.next == number:
-            return
         if numbers is None:
             # What this thread had counted before is not known, but an op's node is made just before the op is seen.
             at_op = bool(op) and torch.is_grad_enabled() and number > 0
             numbers = self._threads[get_ident()] = _Numbers(number - at_op)
-        if number != numbers.next:
+        if number == numbers.next:
+            return
+        if number - 1 != numbers.next:
             numbers.given.update(dict.fromkeys(range(numbers.next, number - 1), (stack, "")))
-            numbers.given[number - 1] = stack, op
-            numbers.next = number
+        numbers.given[number - 1] = stack, op
+        numbers.next = number
 
     def forget_before(self, count: int) -> None:
         """Keep the owners of so many of the last nodes of each thread: graphs do not live for ever."""
@@ -58,6 +58,10 @@ class Owners:
     def of(self, node: Any) -> int | None:
         """Return the stack under which a node was made, or None where no recording saw that."""
         number = node._sequence_nr()
+        if len(self._threads) == 1:
+            ((_, numbers),) = self._threads.items()
+            given = numbers.given.get(number)
+            return None if given is None else given[0]
         found = {thread: numbers.given[number] for thread, numbers in self._threads.items() if number in numbers.given}
         if len(found) > 1:
             name = node.name()

@@ -14,9 +14,8 @@ from fvflops.trace import Signature, TensorSpec, Value
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
 _SEQUENCES = frozenset({list, tuple, torch.Size})
+_WHOLE = frozenset({int, bool})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Look:
@@ -32,23 +31,23 @@ class _Unusual(Exception):
     """An argument whose looks are not told by a key."""
 
 
-class Noted:
-    """One call before it is made: what is known of calls with the same arguments, and the storages that it reads."""
-
-    __slots__ = ("inputs", "numbers", "reads")
-
-    def __init__(self, inputs: tuple[Value, ...], numbers: dict[Any, int] | None, reads: Sequence[int]) -> None:
-        self.inputs = inputs
-        self.numbers = numbers
-        self.reads = reads
+# What is known of a call before it is made: the values of its arguments, the numbers of the signatures that calls with
+# such arguments had, by their results' looks (None: the looks tell too little), and the storages that it reads.
+Noted = tuple[tuple[Value, ...], "dict[Any, int] | None", Sequence[int]]
 
 
 class RealCalls:
-    """The calls that were met in a run, by their arguments' looks and then by their results'."""
+    """The calls that were met in a run, by their arguments' looks and then by their results'.
+
+    All of it runs between two kernels, which leave nothing in the processor's caches: each thing that is looked at
+    costs microseconds. So a tensor is asked for its shape, dtype and storage only, which a sparse or a nested one, or
+    one of torch.func's, refuses to tell; and a result for what the arguments do not decide.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._looks: dict[tuple[torch.Size, torch.dtype, torch.device], _Look] = {}
+        # By shape, dtype and the device's name.
+        self._looks: dict[tuple[torch.Size, torch.dtype, str], _Look] = {}
         self._met: dict[str, dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, int]]]] = {}
 
     def note(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Noted:
@@ -59,8 +58,7 @@ class RealCalls:
             for name, value in kwargs.items():
                 key += name, *self._key((value,), reads, "outside")
         except _Unusual:
-            tensors = self._recorder.storages_of((*args, *kwargs.values()))
-            return Noted(normalise(schema, args, kwargs), None, tensors)
+            return normalise(schema, args, kwargs), None, self._recorder.storages_of((*args, *kwargs.values()))
         met = self._met.get(schema.name)
         if met is None:
             met = self._met[schema.name] = {}
@@ -68,41 +66,48 @@ class RealCalls:
         found = met.get(whole)
         if found is None:
             found = met[whole] = normalise(schema, args, kwargs), {}
-        return Noted(*found, reads)
+        return *found, reads
 
     def look(self, schema: OpSchema, noted: Noted, result: Any) -> tuple[int, Sequence[int]]:
         """Return the number of a call's signature, after it was made, and the storages of its results."""
+        inputs, numbers, _ = noted
         writes: list[int] = []
-        numbers = noted.numbers
+        key: Any = None
         if numbers is not None:
             try:
-                key = tuple(self._key((result,), writes, "op"))
-            except _Unusual:
+                if type(result) is torch.Tensor:
+                    writes.append(self._recorder.storage_of(result, "op"))
+                    key = result.shape, result.dtype
+                else:
+                    key = tuple(self._key((result,), writes, "op"))
+            except (RuntimeError, _Unusual):
                 numbers = None
         number = None if numbers is None else numbers.get(key)
         if number is None:
-            signature = Signature(schema.name, schema.names, noted.inputs, describe_result(result), schema.text)
+            signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
             number = self._recorder.number_of(signature)
             if numbers is None:
-                writes = list(self._recorder.storages_of((result,), "op"))
-            else:
-                numbers[key] = number
+                return number, self._recorder.storages_of((result,), "op")
+            numbers[key] = number
         return number, writes
 
     def _key(self, values: Sequence[Any], storages: list[int], origin: str) -> list[Any]:
         """Return what stands for arguments in a call's key, and note the storages of the tensors among them."""
         key: list[Any] = []
+        recorder = self._recorder
         for value in values:
             kind = type(value)
             if kind in _TENSORS:
-                if value.layout is not torch.strided or value.is_nested or _is_wrapped(value):
-                    raise _Unusual
-                place = value.shape, value.dtype, value.device
+                try:
+                    index = recorder.storage_of(value, origin)
+                    place = value.shape, value.dtype, recorder.storages[index][1]
+                except RuntimeError:
+                    raise _Unusual from None
+                storages.append(index)
                 look = self._looks.get(place)
                 if look is None:
                     look = self._looks[place] = _Look(describe_tensor(value))
                 key.append(look)
-                storages.append(self._recorder.storage_of(value, origin))
             elif kind in _PLAIN:
                 key.append(value)
             elif kind is bool:
@@ -110,7 +115,9 @@ class RealCalls:
             elif kind is float:
                 key.append((value,) if value == value else "nan")
             elif kind in _SEQUENCES:
-                key.append(tuple(self._key(value, storages, origin)))
+                # torch gives lists of one type only, int[] and bool[] most.
+                whole = _WHOLE.issuperset(map(type, value))
+                key.append(tuple(value) if whole else tuple(self._key(value, storages, origin)))
             else:
                 raise _Unusual
         return key

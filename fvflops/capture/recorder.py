@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
 from itertools import count
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -79,7 +78,7 @@ class Recorder(Strand):
         self.meter = meter
         self._folded: tuple[_Calls, _Calls] | None = None
         self._let_go = 0
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
         self.homes: dict[int, str] = {}
@@ -88,7 +87,9 @@ class Recorder(Strand):
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
         self._known: dict[int, int] = {}
-        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # By the identity of what watches a storage: that, and the storage's key, number and bytes.
+        self._watches: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int, int]] = {}
+        self._rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
         self.storages: list[tuple[Any, ...]] = []
         self._regions: dict[Region, int] = {}
         self._inner: dict[tuple[int, int], int] = {}
@@ -117,7 +118,7 @@ class Recorder(Strand):
 
     def is_here(self) -> bool:
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
-        if threading.get_ident() == self.thread:
+        if get_ident() == self.thread:
             return self.recording
         if not (self.recording and self.backward) or _current_node() is None:
             return False
@@ -126,7 +127,7 @@ class Recorder(Strand):
 
     def here(self) -> Strand:
         """Return the strand of this thread."""
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread == self.thread:
             return self
         strand = self._strands.get(thread)
@@ -316,7 +317,7 @@ class Recorder(Strand):
 
         `measured` are the event's columns from `start_ns` on.
         """
-        strand = self if threading.get_ident() == self.thread else self.here()
+        strand = self if get_ident() == self.thread else self.here()
         stack, phase = self._place(strand, self._signatures[number].op)
         if phase == "optimizer":
             stack = strand.steps[-1].stack_of(reads)
@@ -385,7 +386,7 @@ class Recorder(Strand):
 
     def know(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Take down the storages of tensors that exist before the run, and throughout it; return their numbers."""
-        keys = [storage._cdata for storage in storages]
+        keys = list(map(id, storages))
         known = self._known
         if not known and len(set(keys)) == len(keys):
             known.update(zip(keys, count()))
@@ -400,7 +401,7 @@ class Recorder(Strand):
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the number of a tensor's storage; it is taken down as coming from `origin` if it is new."""
         storage = tensor.untyped_storage()
-        index = self._known.get(storage._cdata)
+        index = self._known.get(id(storage))
         return self._add_storage(storage, origin) if index is None else index
 
     def freed(self, index: int) -> None:
@@ -410,7 +411,7 @@ class Recorder(Strand):
                 self.events.append(("free", index, self.stack))
                 return
             # Python's collector may run in any thread.
-            strand = self._strands.get(threading.get_ident(), self)
+            strand = self._strands.get(get_ident(), self)
             self.events.append(
                 ("free", index, strand.stack, self._phase(strand, _current_node()), strand.thread_number)
             )
@@ -468,16 +469,19 @@ class Recorder(Strand):
 
     def _place(self, strand: Strand, op: str = "") -> tuple[int, str]:
         """Return the stack and the phase of what runs now; in a backward pass, those of what made its node."""
-        stack = strand.stack
+        stack, phase = strand.stack, "forward"
         if not self.backward:
-            return stack, "forward"
+            return stack, phase
         node = _current_node()
+        owners = self.owners
         # Nearly all ops of a forward pass come no further.
-        phase = self._phase(strand, node) if node is not None or strand.steps or self.owners.callers else "forward"
-        # What a module does that is called inside a backward pass is its own, and so is what a checkpoint reruns.
-        if node is not None and node is not strand.rerun and phase != "optimizer" and not strand.has_opened_for(node):
-            stack = self.owner_of(node)
-        self.owners.look(stack, op)
+        if node is not None or strand.steps or owners.callers:
+            phase = self._phase(strand, node)
+            # What a module does that is called inside a backward pass is its own, and so is what a checkpoint reruns.
+            inside = node is None or node is strand.rerun or strand.has_opened_for(node)
+            if not inside and phase != "optimizer":
+                stack = self.owner_of(node)
+        owners.look(stack, op)
         return stack, phase
 
     def _phase(self, strand: Strand, node: Any) -> str:
@@ -489,7 +493,7 @@ class Recorder(Strand):
             return "forward"
         if node is None:
             # What autograd calls back when it is done with all nodes runs for none.
-            return "backward" if self.owners.callers and self.owners.callers[-1] == threading.get_ident() else "forward"
+            return "backward" if self.owners.callers and self.owners.callers[-1] == get_ident() else "forward"
         again = strand.reruns or strand.rerun is node or _is_rerun_of_others(node)
         return "recompute" if again else "backward"
 
@@ -507,24 +511,29 @@ class Recorder(Strand):
         return tuple(ids)
 
     def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
-        key = storage._cdata
+        key = id(storage)
         index = self._known[key] = len(self.storages)
         nbytes = storage.nbytes()
-        self.storages.append(_storage_row(nbytes, storage.device, origin))
+        kind = nbytes, storage.device, origin
+        row = self._rows.get(kind)
+        if row is None:
+            row = self._rows[kind] = nbytes, str(kind[1]), origin
+        self.storages.append(row)
         if origin == "op":
             self.fresh[key] = index
         if self.meter is not None:
             self.meter.live += nbytes
-        self._watches[index] = weakref.ref(storage, lambda _: self._gone(key, index, nbytes))
+        watch = weakref.ref(storage, self._gone)
+        self._watches[id(watch)] = watch, key, index, nbytes
         return index
 
-    def _gone(self, key: int, index: int, nbytes: int) -> None:
+    def _gone(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
+            _, key, index, nbytes = self._watches.pop(id(watch))
             if self.meter is not None:
                 self.meter.live -= nbytes
             del self._known[key]
             self.fresh.pop(key, None)
-            self._watches.pop(index, None)
             self.freed(index)
 
 
@@ -551,12 +560,6 @@ def _event(
     """Return the event of a row, in which a storage may stand twice."""
     once = dict.fromkeys
     return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised, *measured)
-
-
-@lru_cache(maxsize=1 << 12)
-def _storage_row(nbytes: int, device: torch.device, origin: str) -> tuple[int, str, str]:
-    """Return the row of a storage; equal ones are one object."""
-    return nbytes, str(device), origin
 
 
 class _Ends(list[tuple[Any, ...]]):

@@ -78,7 +78,7 @@ class UndoLog:
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = id(storage)  # torch keeps the object as long as the storage lives
         if key not in fresh and key not in self._saved:
             with _disable_current_modes():  # copying a storage is ops too
                 self._saved[key] = (storage, storage.clone())

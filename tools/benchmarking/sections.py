@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from benchmarking.cases import CASES, STEPS, Step
-from benchmarking.contenders import CONTENDERS, RATIOS, Subjects
+from benchmarking.contenders import CONTENDERS, RATIOS, NoOpMode, Subjects
 from benchmarking.counting import count_macs, count_really, record_training
 from benchmarking.figure import Figure, summarise_ratios, summarise_values
 from benchmarking.growth import GROWTHS, list_runs
@@ -125,7 +125,7 @@ def run_really(effort: Effort) -> Section:
 
 
 def train_really(effort: Effort) -> Section:
-    """Time what recording adds to a real training step: ResNet-50, batch 8, on all cores of the CPU, in pairs."""
+    """Time what recording adds to a real training step: ResNet-50, batch 8, on all cores of the CPU, beside a no-op mode."""
     name = "resnet50, batch 8, real training step"
     model = build("resnet50").train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
@@ -136,6 +136,10 @@ def train_really(effort: Effort) -> Section:
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
+    def passed_on() -> None:
+        with NoOpMode():
+            step()
+
     def recorded() -> None:
         record_training(model, step)
 
@@ -143,10 +147,12 @@ def train_really(effort: Effort) -> Section:
     torch.set_num_threads(os.cpu_count() or 1)
     try:
         limits = Limits(2 * effort.limits.rounds, 60 * effort.limits.seconds, effort.limits.least)
-        rounds = run_rounds({"plain": lambda: Run(step), "recorded": lambda: Run(recorded)}, limits)
+        runs = {"plain": lambda: Run(step), "no-op mode": lambda: Run(passed_on), "recorded": lambda: Run(recorded)}
+        rounds = run_rounds(runs, limits)
     finally:
         torch.set_num_threads(threads)
-    return Section(name, [*_ratios(name, rounds, [("recorded", "plain")]), *_seconds(name, rounds)], rounds)
+    pairs = [("recorded", "plain"), ("no-op mode", "plain"), ("recorded", "no-op mode")]
+    return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
 
 
 def _ratios(name: str, rounds: Rounds, pairs: Iterable[tuple[str, str]]) -> list[Figure]:
