@@ -35,6 +35,17 @@ def format_size(count: float, *, digits: int = 3, hide_zero: bool = False) -> st
     return str(count) if isinstance(count, int) else f"{count:.{digits}f}".rstrip("0").rstrip(".")
 
 
+def format_short(count: float) -> str:
+    """Return a count, or a mean, with three digits and the suffix K, M, G, T or P of the unit of which there is one.
+
+    >>> format_short(999), format_short(1024), format_short(32915099296), format_short(-12845056), format_short(0.25)
+    ('999', '1.02K', '32.9G', '-12.8M', '0.25')
+    """
+    rounded = float(f"{count:.3g}")
+    unit, suffix = next(((unit, suffix) for _, unit, suffix in _SIZES if abs(rounded) >= unit), (1.0, ""))
+    return f"{rounded / unit:.12g}{suffix}"
+
+
 def format_elements(count: int) -> str:
     """Return a number of elements with the suffix K, M or G and one digit behind the point.
 

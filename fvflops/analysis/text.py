@@ -37,7 +37,7 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
         uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
-        about=_about(flops),
+        about=tell_about(flops),
     )
 
 
@@ -108,7 +108,8 @@ def _by_phase(flops: ModelAnalysis) -> dict[str, dict[str, int]]:
     return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
 
 
-def _about(analysis: ModelAnalysis) -> dict[str, str]:
+def tell_about(analysis: ModelAnalysis) -> dict[str, str]:
+    """Return what a report says of an analysis: what its Trace tells, the model's class, and the table."""
     table_used = analysis._table
     about = dict(analysis.trace().about)
     about["model"] = analysis.module_tree().root.class_name

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fvflops.formulas.row import default_label
 from fvflops.metrics.counting import Amount, RegionAmounts
 from fvflops.metrics.traffic import Sight, Traffic, weigh
-from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
+from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
 
 PARTS = ("moved", "read", "written")
 _NO_STOPS = StopsAt()
@@ -66,11 +66,11 @@ class BytesPricer:
         return None
 
 
-def sort_by_storages(trace: Trace, part: str = "moved") -> tuple[Trace, BytesPricer]:
+def sort_by_storages(trace: Trace, part: str = "moved", *, keep_events: bool = False) -> tuple[Trace, BytesPricer]:
     """Return a trace that tells calls apart by what their storages say of them, and the pricer that knows it.
 
-    Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. A
-    trace without events is returned as it is.
+    Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
+    trace is aggregated unless `keep_events`. A trace without events is returned as it is.
     """
     if trace.events is None:
         return trace, BytesPricer(part)
@@ -81,8 +81,11 @@ def sort_by_storages(trace: Trace, part: str = "moved") -> tuple[Trace, BytesPri
     sights: dict[int, tuple[Signature, Sight]] = {}
     calls: Counter[tuple[int, int, str]] = Counter()
     first: set[int] = set()
+    events: list[Event] = []
     for event in trace.events:
         if event.kind != "op":
+            if keep_events:
+                events.append(event)
             continue
         item = event.item
         if item not in shapes:
@@ -97,7 +100,10 @@ def sort_by_storages(trace: Trace, part: str = "moved") -> tuple[Trace, BytesPri
             signatures.append(signature)
             sights[id(signature)] = signature, sight
         calls[number, event.stack, event.phase] += 1
-    sorted_trace = replace(trace.aggregate(), signatures=tuple(signatures), calls=dict(calls))
+        if keep_events:
+            events.append(event._replace(item=number))
+    base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
+    sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
     return sorted_trace, BytesPricer(part, sights)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fvflops.trace import Trace, TraceError
 
 # Phases whose ops run inside no call of the module that they belong to.
-_BY_OWNER = ("backward", "optimizer")
+BY_OWNER = ("backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,16 @@ def read_times(trace: Trace) -> Times:
     """Return the times of a Trace that was recorded with measure={"time"}; another raises TraceError."""
     if trace.events is None or "time" not in trace.about.get("measured", ""):
         raise TraceError('this trace holds no times: record it with measure={"time"}')
+    return add_up_times(trace)
+
+
+def add_up_times(trace: Trace) -> Times:
+    """Return the times of a Trace, and how often all was called; what was not measured took nothing."""
     scopes = trace.scopes()
     modules: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
     operators: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
     inside: dict[int, list[int]] = defaultdict(lambda: [0])  # of each thread, what modules inside an open region took
-    for event in trace.events:
+    for event in trace.events or ():
         duration = event.duration_ns or 0
         if event.kind == "enter":
             inside[event.thread].append(0)
@@ -63,11 +68,11 @@ def read_times(trace: Trace) -> Times:
             children = opened.pop() if len(opened) > 1 else 0
             region = trace.regions[trace.region_signatures[event.item].region]
             opened[-1] += duration if region.kind == "module" else children
-            if region.kind == "module" and event.phase not in _BY_OWNER:
+            if region.kind == "module" and event.phase not in BY_OWNER:
                 modules[event.phase][region.name] += Timing(1, duration, duration - children)
         elif event.kind == "op":
             operators[event.phase][trace.signatures[event.item].packet] += Timing(1, duration, duration)
-            if event.phase in _BY_OWNER:
+            if event.phase in BY_OWNER:
                 _add_to_owner(modules[event.phase], scopes[event.stack], duration)
     return Times(*({phase: dict(table) for phase, table in tables.items()} for tables in (modules, operators)))
 
