@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.capture.record import Model
@@ -62,6 +64,25 @@ class FlopCountAnalysis(_TableAnalysis):
             for entry in counts.entries
             if phase in (None, entry.phase) and name in counts.of_scope(entry.scope, self._ancestors)
         )
+
+    def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
+        """Write the run to a file that other programs draw: a timeline or a flame graph.
+
+        `format` is "chrome-trace" (Perfetto, chrome://tracing), "speedscope" or "flame-graph" (collapsed stacks); left
+        out, the path's ending says which: `.speedscope.json`, another `.json`, `.txt`. `weight` is what the width of a
+        thing stands for: "time" (measured), "flops", "macs", "bytes" or "memory"; None is time where it was measured,
+        else flops. A path that cannot be written raises OSError before the model is run, another format or weight
+        ValueError, and a weight that is not known TraceError.
+
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3)).export(f"{folder}/stacks.txt")
+        ...     with open(f"{folder}/stacks.txt") as file:
+        ...         print(file.read(), end="")
+        forward;Linear;aten::linear 24
+        """
+        chosen = prepare_export(path, format, weight)
+        write_export(self.trace(), self._pricer(), path, chosen, weight)
 
 
 class ActivationCountAnalysis(_TableAnalysis):

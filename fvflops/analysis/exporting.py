@@ -1,0 +1,60 @@
+"""The exporting: a Trace written to a file that other programs draw, in the format that the path's ending says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from fvflops import paths
+from fvflops.metrics import Pricer, build_timeline
+from fvflops.metrics.byte_pricing import sort_by_storages
+from fvflops.reports import EXPORTS
+from fvflops.trace import Trace
+from fvflops.trace.timeline import WEIGHTS
+
+# The ending of a path → its format; the first that fits counts.
+ENDINGS: Mapping[str, str] = {
+    ".speedscope.json": "speedscope",
+    ".json": "chrome-trace",
+    ".txt": "flame-graph",
+    ".folded": "flame-graph",
+}
+
+
+def prepare_export(path: str | os.PathLike[str], format: str | None = None, weight: str | None = None) -> str:
+    """Return the format of an export, after a look at all that can be wrong before there is a Trace to write.
+
+    >>> prepare_export("fvflops.svg")
+    Traceback (most recent call last):
+    ValueError: fvflops.svg does not say which format it is in: end it in .speedscope.json, .json, .txt or .folded, or \
+give a format, one of chrome-trace, speedscope, flame-graph
+    """
+    name = os.fspath(path)
+    formats = ", ".join(EXPORTS)
+    if format is None:
+        format = next((known for ending, known in ENDINGS.items() if name.lower().endswith(ending)), None)
+        if format is None:
+            *endings, last = ENDINGS
+            raise ValueError(
+                f"{name} does not say which format it is in: end it in {', '.join(endings)} or {last}, "
+                f"or give a format, one of {formats}"
+            )
+    if format not in EXPORTS:
+        raise ValueError(f"there is no export format {format!r}: there are {formats}")
+    if weight is not None and weight not in WEIGHTS:
+        raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+    paths.check_writable(name)
+    return format
+
+
+def write_export(
+    trace: Trace, pricer: Pricer, path: str | os.PathLike[str], format: str, weight: str | None = None
+) -> None:
+    """Write a Trace to a file in a format that `prepare_export` returned; a weight that is not known raises TraceError.
+
+    FLOPs and multiply-adds are by the pricer.
+    """
+    moved, bytes_pricer = sort_by_storages(trace, keep_events=True)
+    pieces = EXPORTS[format](build_timeline(moved, pricer, bytes_pricer=bytes_pricer), weight=weight)
+    with paths.open_text(os.fspath(path), "w") as file:
+        file.writelines(pieces)
