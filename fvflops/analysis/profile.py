@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy as copying
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from statistics import median
+from difflib import get_close_matches
+from statistics import fmean
 from typing import Any
+
+import torch
+from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.text import tell_about
+from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.record import Loss, Model, record_call
+from fvflops.capture.signature import tensors_of
 from fvflops.formulas import FormulaTable
+from fvflops.metrics.devices import Device
+from fvflops.metrics.measured import list_op_calls, measure_lines
+from fvflops.metrics.roofline import roofline
 from fvflops.metrics.timing import Times, read_times
-from fvflops.trace import Event, StopsAt, Trace
+from fvflops.reports import measured as measured_report
+from fvflops.reports import op_calls as op_calls_report
+from fvflops.trace import PHASES, Event, StopsAt, Trace, TraceError
+from fvflops.trace.measured import Measured, OpCall, check_phase
+from fvflops.trace.signature import packet_of
+from fvflops.units import format_quantity
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
+_COMPILED = "the model is compiled, and was run eagerly: these are not the times of compiled code"
 
 
 class ProfileAnalysis(FlopCountAnalysis):
     """The flops of a model beside the time and memory that a real run of it takes, per op call and per module.
 
     The model runs `warmup` times, and then `repeat` times under the clock; what is told of each op and module is the
-    median over these, in ns and bytes. With `loss`, a function of the result that returns a scalar, a run goes on
-    through the backward pass. The model, its gradients and the inputs are left as they were. `measure` is {"time"},
-    {"memory"} or both. What watching took is subtracted from modules' times and told in `trace().about`. On CUDA an
-    op's time is the device's; a compiled model is run eagerly, so that its times are not those of compiled code.
+    mean over the middle third of these by their time, in ns and bytes. With a `schedule` it runs `steps` times instead,
+    of which those are measured that the schedule makes active. With `loss`, a function of the result that returns a
+    scalar, a run goes on through the backward pass. The model, its gradients and the inputs are left as they were.
+    `measure` is {"time"}, {"memory"} or both. `on_run` is called after each run with how many are done and how many
+    there will be. What watching took is subtracted from modules' times and told in `trace().about`. On CUDA an op's
+    time is the device's; a compiled model is run eagerly, so that its times are not those of compiled code.
+
+    A run that raises ends the recording; `salvage()` then has what was measured before.
 
     >>> import torch
     >>> profile = ProfileAnalysis(torch.nn.Linear(64, 64), torch.ones(8, 64), repeat=3)
     >>> profile.total(), profile.times().modules["forward"][""].calls
     (32768, 1)
+    >>> [(call.name, call.flops, call.memory_delta) for call in profile.op_calls()]
+    [('linear', 32768, 2048)]
     """
 
     def __init__(
@@ -41,53 +66,223 @@ class ProfileAnalysis(FlopCountAnalysis):
         loss: Loss | None = None,
         warmup: int = 1,
         repeat: int = 5,
+        schedule: Schedule | None = None,
+        steps: int | None = None,
         measure: Collection[str] = ("time", "memory"),
         table: str | FormulaTable = "default",
+        on_run: Callable[[int, int], Any] | None = None,
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, table=table, execution="real")
-        for name, number, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise ValueError(f"{name} is a whole number from {least} on, not {number!r}")
+        self._plan = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
+        if schedule is None and steps is not None:
+            raise ValueError("steps are the runs of a schedule: give one, or warmup and repeat")
         self._loss = loss
-        self._warmup = warmup
-        self._repeat = repeat
+        self._scheduled = schedule is not None
         self._measure = measure
+        self._on_run = on_run
+        self._compiled = isinstance(model, nn.Module) and unwrap_compiled(model) is not model
+        self._measured: list[Trace] = []
+        self._broken = ""
 
     def times(self) -> Times:
         """Return the times of modules and operators."""
         return read_times(self.trace())
 
+    def measured(self, *, device: str | Device | None = None) -> Measured:
+        """Return what modules and operators took beside what they come to, as plain data.
+
+        With a `device`, a name as `roofline` takes it or a Device, there is the least time that it needs too.
+        """
+        bound = None if device is None else roofline(self.trace(), device=device, table=self._table or "exact")
+        found = measure_lines(self.trace(), self.counts(), bound)
+        return replace(found, about=tell_about(self))
+
+    def table(
+        self,
+        *,
+        by: str = "module",
+        phase: str | None = None,
+        depth: int | None = None,
+        sort: str | None = None,
+        top: int | None = None,
+        device: str | Device | None = None,
+    ) -> str:
+        """Return what modules or operators took, beside what they come to, as text.
+
+        `by` is "module" or "operator", `phase` one phase (all if None). Modules stand in the order of the model, down
+        to `depth` levels below the root (2 if None), and deeper where their time does not match their FLOPs. With
+        `sort` ("time", "self", "calls", "flops", "rate", "bytes", "intensity", "roofline", "memory", "peak",
+        "mismatch" or "name") or `top`, they stand in one list, those with most first, of which `top` are shown.
+        `device`, a name as `roofline` takes it or a Device, adds the share of its roofline. A view, phase or order that
+        does not exist raises ValueError, a phase that was not run TraceError.
+        """
+        found = self.measured(device=device)
+        return measured_report.render(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+
+    def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
+        """Return the op calls in the order of the run, of one phase or of all.
+
+        `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
+        ValueError naming the nearest, a phase that was not run TraceError.
+        """
+        return self._sift(phase, ignore)[0]
+
+    def op_table(
+        self,
+        *,
+        phase: str | None = None,
+        ignore: Collection[str] = (),
+        sort: str | None = None,
+        top: int | None = None,
+    ) -> str:
+        """Return the op calls as text, a line each: where they ran, their shapes, FLOPs, time and memory.
+
+        They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
+        first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
+        """
+        calls, ignored = self._sift(phase, ignore)
+        table = "" if self._table is None else self._table.name
+        return op_calls_report.render(calls, sort=sort, top=top, ignored=ignored, table=table)
+
+    def salvage(self) -> ProfileAnalysis:
+        """Return the profile of the runs that were measured to their ends before one raised.
+
+        If there are none it raises TraceError.
+        """
+        if not self._measured:
+            raise TraceError("no run was measured to its end")
+        found = copying.copy(self)
+        found._trace = self._finish(self._measured)
+        found._loaded = True
+        found._modules = found._trace.modules
+        found._counts = found._by_both = None
+        return found
+
+    def _sift(self, phase: str | None, ignore: Collection[str]) -> tuple[tuple[OpCall, ...], Counter[str]]:
+        """Return the op calls of a phase but for those to ignore, and how often each of these ran."""
+        trace = self.trace()
+        present = {event.phase for event in trace.events or () if event.kind == "op"}
+        if phase is not None:
+            check_phase(phase, tuple(name for name in PHASES if name in present))
+        calls = [call for call in list_op_calls(trace, self._pricer()) if phase in (None, call.phase)]
+        names = {_full_name(name, self._table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
+        kept = tuple(call for call in calls if not names.intersection((call.op, call.target)))
+        return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
+
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        traces = []
-        for index in range(self._warmup + self._repeat):
-            trace = record_call(
-                self._model,
-                args,
-                kwargs,
-                stops_at=stops_at,
-                execution="real",
-                loss=self._loss,
-                quiet=self._tracer_warnings == "none",
-                measure=self._measure,
+        if any(tensor.device.type == "meta" for tensor in _tensors(self._model, args, kwargs)):
+            raise ValueError(
+                "a profile needs numbers, and the model or an input is on the meta device: count it instead"
             )
-            if index >= self._warmup:
-                traces.append(trace)
-        return take_median(traces)
+        self._measured, self._broken = [], ""
+        for index, action in enumerate(self._plan):
+            try:
+                trace = record_call(
+                    self._model,
+                    args,
+                    kwargs,
+                    stops_at=stops_at,
+                    execution="real",
+                    loss=self._loss,
+                    quiet=self._tracer_warnings == "none",
+                    measure=() if action == "none" else self._measure,
+                )
+            except BaseException as error:
+                what = f"{type(error).__name__}: {error}".rstrip(": ")
+                self._broken = f"run {index + 1} of {len(self._plan)} was broken off by {' '.join(what.split())}"
+                raise
+            if action in ACTIVE:
+                self._measured.append(trace)
+            if self._on_run is not None:
+                self._on_run(index + 1, len(self._plan))
+        return self._finish(self._measured)
+
+    def _finish(self, traces: list[Trace]) -> Trace:
+        trace = take_middle(traces)
+        about = {**trace.about, "device": self._describe_device()}
+        if self._scheduled:
+            about["steps"] = str(len(self._plan))
+        else:
+            about["warmup"] = str(self._plan.count("warmup"))
+        if self._compiled:
+            about["compiled"] = _COMPILED
+        if self._broken:
+            about["broken off"] = f"{self._broken}: this is what was measured before"
+        return replace(trace, about=about)
+
+    def _describe_device(self) -> str:
+        args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
+        device = next((tensor.device for tensor in _tensors(self._model, args, kwargs)), torch.device("cpu"))
+        if device.type == "cuda":
+            return f"{device} ({torch.cuda.get_device_name(device)})"
+        return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)
 
 
-def take_median(traces: list[Trace]) -> Trace:
-    """Return the Trace of several runs of the same work, with the median of what was measured at each op and region.
+def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return a model's parameters and its inputs."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    return [*parameters, *tensors_of((args, dict(kwargs)))]
 
-    Runs that differ in what they did cannot be laid over each other: then the last is returned, and `about` says so.
+
+def _plan_runs(warmup: int, repeat: int) -> list[str]:
+    for name, number, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"{name} is a whole number from {least} on, not {number!r}")
+    return ["warmup"] * warmup + ["record"] * repeat
+
+
+def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"a schedule needs steps, how many runs there are, 1 or more, not {steps!r}")
+    plan = [action_at(schedule, step) for step in range(steps)]
+    if not any(action in ACTIVE for action in plan):
+        raise ValueError(f"of {format_quantity(steps, 'step')} the schedule makes none active: give more steps")
+    return plan
+
+
+def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
+    """Return an op's name as calls have it; one that is none raises ValueError."""
+    full = name if "::" in name else f"aten::{name}"
+    ran = {known for call in calls for known in (call.op, call.target)}
+    if full in ran:
+        return full
+    known = set(ran) if table is None else {*ran, *table.rows}
+    packet = packet_of(full)
+    if full in known or (packet in known and packet not in ran):  # it did not run here, which is no mistake
+        return full
+    near = get_close_matches(full, sorted(known), n=1, cutoff=0.0)
+    raise ValueError(f"no op is called {name!r}: the nearest is {near[0] if near else ''!r}")
+
+
+def take_middle(traces: list[Trace]) -> Trace:
+    """Return the Trace of several runs of the same work, with the mean of what was measured at each op and region.
+
+    The mean is that of the middle third of the runs by their time: neither a slow run nor a fast one sways it, and what
+    modules take adds up as it does in each run, which medians would not do. `about` says which these are. Runs that
+    differ from the last in what they did are left out, and `about` says so.
     """
     last = traces[-1]
     alike = [trace for trace in traces if _work(trace) == _work(last)]
-    about = {**last.about, "runs": str(len(alike))}
+    apart = len(alike) // 3
+    middle = sorted(alike, key=_time_whole)[apart : len(alike) - apart]
+    about = {**last.about, "runs": str(len(alike)), "averaged": _describe_mean(len(middle), len(alike))}
     if len(alike) < len(traces):
         about["differed"] = f"{len(traces) - len(alike)} of {len(traces)} runs did other work, and are left out"
-    rows = zip(*(_marks(trace) for trace in alike), strict=True)
-    return replace(last, events=tuple(_median(row) for row in rows), about=about)
+    rows = zip(*(_marks(trace) for trace in middle), strict=True)
+    return replace(last, events=tuple(_mean(row) for row in rows), about=about)
+
+
+def _describe_mean(middle: int, runs: int) -> str:
+    if runs == 1:
+        return "one run"
+    return f"the middle of {runs} runs" if middle == 1 else f"the mean of the middle {middle} of {runs} runs"
+
+
+def _time_whole(trace: Trace) -> int:
+    """Return the time of a run from its first event to the end of its last."""
+    ends = [(event.start_ns or 0) + (event.duration_ns or 0) for event in trace.events or ()]
+    return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)
 
 
 def _marks(trace: Trace) -> list[Event]:
@@ -99,10 +294,10 @@ def _work(trace: Trace) -> list[tuple[Any, ...]]:
     return [(event.kind, event.item, event.stack, event.phase) for event in _marks(trace)]
 
 
-def _median(events: tuple[Event, ...]) -> Event:
-    changes = {}
+def _mean(events: tuple[Event, ...]) -> Event:
+    changes: dict[str, Any] = {}
     for name in _MEASURED:
         values = [value for event in events if (value := getattr(event, name)) is not None]
         if values:
-            changes[name] = round(median(values))
+            changes[name] = round(fmean(values))
     return events[-1]._replace(**changes)
