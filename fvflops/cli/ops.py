@@ -47,7 +47,7 @@ def explain(table: FormulaTable, name: str) -> str:
         return "\n".join([name, *_describe_row(table, table.modules[name], name)])
     op = name if "::" in name else f"aten::{name}"
     row = table.row(op)
-    schemas = {} if op.startswith(_FUNCTION) else _schemas_of(op)
+    schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
         near = get_close_matches(op, [*table.rows, *table.modules], n=1)
         raise ValueError(f"no op is called {op!r}" + (f": did you mean {near[0]!r}?" if near else ""))
@@ -59,7 +59,7 @@ def explain(table: FormulaTable, name: str) -> str:
     return "\n".join([*lines, f"  table {table.name}: no row, so it is {fate}"])
 
 
-def _schemas_of(op: str) -> Mapping[str, str]:
+def schemas_of(op: str) -> Mapping[str, str]:
     """Return overload name → schema of an op, of one overload where the name says which."""
     import torch
 

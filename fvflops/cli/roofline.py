@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     dtype = None if arguments.dtype is None else _read_dtype(arguments.dtype)
     table = load_table(arguments.table)
     if not arguments.measure:
-        device = _find_device(arguments.device)
+        if arguments.device is None:
+            raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
+        device = find_peaks(arguments.device, "--device")
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.build)
     subject.model.train(arguments.train)
     if dtype is not None:
@@ -44,10 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find_device(text: str | None) -> Device:
-    """Return the device that `--device` names, of the shipped ones or of a file."""
-    if text is None:
-        raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
+def find_peaks(text: str, option: str) -> Device:
+    """Return the device that an option names, of the shipped ones or of a file."""
     for ending in (".yaml", ".yml"):
         file, separator, name = text.partition(ending + ":")
         if separator:
@@ -56,7 +56,7 @@ def _find_device(text: str | None) -> Device:
             first, *others = load_devices(text)
             if others:
                 named = ", ".join(device.name for device in (first, *others))
-                raise ValueError(f"--device {text}: there are {named}: write {text}:{first.name}")
+                raise ValueError(f"{option} {text}: there are {named}: write {text}:{first.name}")
             return first
     return find_device(text)
 
@@ -98,11 +98,11 @@ def _analyse(subject: Subject, table: FormulaTable, arguments: argparse.Namespac
     if arguments.execution == "real":
         raise ValueError("--backward is run by shapes, not for real: leave --execution out")
     return TrainingStepAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, loss=_add_up, table=table, assume=assume
+        subject.model, subject.inputs, kwargs=subject.kwargs, loss=add_up_results, table=table, assume=assume
     )
 
 
-def _add_up(result: Any) -> torch.Tensor:
+def add_up_results(result: Any) -> torch.Tensor:
     """Return the sum of all that a model returns, where it has a gradient."""
     sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
     if not sums:
