@@ -84,6 +84,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         self._measured: list[Trace] = []
         self._broken = ""
 
+    @property
+    def measured_runs(self) -> int:
+        """How many runs were measured to their ends so far."""
+        return len(self._measured)
+
     def times(self) -> Times:
         """Return the times of modules and operators."""
         return read_times(self.trace())
@@ -173,7 +178,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(self._model, args, kwargs)):
             raise ValueError(
-                "a profile needs numbers, and the model or an input is on the meta device: count it instead"
+                "a profile needs numbers, and there are none on the meta device: build the model on one that computes"
             )
         self._measured, self._broken = [], ""
         for index, action in enumerate(self._plan):
@@ -276,7 +281,9 @@ def take_middle(traces: list[Trace]) -> Trace:
 def _describe_mean(middle: int, runs: int) -> str:
     if runs == 1:
         return "one run"
-    return f"the middle of {runs} runs" if middle == 1 else f"the mean of the middle {middle} of {runs} runs"
+    if middle == 1:
+        return f"the middle of {runs} runs"
+    return f"the mean of {runs} runs" if middle == runs else f"the mean of the middle {middle} of {runs} runs"
 
 
 def _time_whole(trace: Trace) -> int:

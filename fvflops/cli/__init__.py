@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "say what one rank of a mesh of any size computes and sends in a training step",
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "tell what bounds a model on a device, and the least time that it takes there",
+    "profile": "run a model under the clock, and show what it takes beside what is counted",
 }
 
 
@@ -66,6 +67,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_subject_arguments(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    _add_source_arguments(parser, nargs=nargs)
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="OP=SIZE",
+        help="the size of what an op selects by value: aten::nonzero=100, or a share as 0.5; may be repeated",
+    )
+
+
+def _add_source_arguments(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     parser.add_argument(
         "model",
         nargs=nargs,
@@ -81,13 +93,6 @@ def _add_subject_arguments(parser: argparse.ArgumentParser, *, nargs: str | None
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
     parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
-    parser.add_argument(
-        "--assume",
-        action="append",
-        default=[],
-        metavar="OP=SIZE",
-        help="the size of what an op selects by value: aten::nonzero=100, or a share as 0.5; may be repeated",
-    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,12 +173,57 @@ def _add_roofline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
 
 
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(table=None)  # that of DeepSpeed for its report; else exact, as the others leave work out
+    _add_source_arguments(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
+    parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
+    parser.add_argument(
+        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+    )
+    runs = parser.add_argument_group("how often it runs")
+    runs.add_argument("--warmup", type=int, metavar="N", help="runs before the clock is looked at; default: 1")
+    runs.add_argument("--repeat", type=int, metavar="N", help="runs under the clock; default: 5")
+    runs.add_argument(
+        "--schedule",
+        metavar="KEY=N,...",
+        help="instead of both: skip_first, wait, warmup, active and repeat, as torch.profiler.schedule takes them",
+    )
+    runs.add_argument("--steps", type=int, metavar="N", help="the runs of the schedule")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
+    shown.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown; default: 2")
+    shown.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
+    shown.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="by what lines are ranked: time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, "
+        "mismatch or name; default: modules and op calls in order, operators by time",
+    )
+    shown.add_argument(
+        "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
+    )
+    shown.add_argument(
+        "--ignore", action="append", default=[], metavar="OP", help="leave an op out of --by op; may be repeated"
+    )
+    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead")
+    files = parser.add_argument_group("files beside the report")
+    files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
+    files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
+    files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
+    files.add_argument(
+        "--weight", metavar="W", help="what widths stand for: time (default), flops, macs, bytes, memory"
+    )
+
+
 _ARGUMENTS = {
     "count": _add_count_arguments,
     "compare": _add_compare_arguments,
     "plan": _add_plan_arguments,
     "ops": _add_ops_arguments,
     "roofline": _add_roofline_arguments,
+    "profile": _add_profile_arguments,
 }
 
 
@@ -194,7 +244,7 @@ def say_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ours = bool(frames) and frames[-1].filename.startswith(package)
-    if text and ours and isinstance(error, (ValueError, LookupError, TypeError)):
+    if text and ours and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
         return text
     if isinstance(error, OSError) and error.filename is not None:
         return text

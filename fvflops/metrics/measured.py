@@ -221,7 +221,11 @@ class _Walk:
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
         self._opened: dict[int, list[_Opened]] = defaultdict(list)
         self.module_times: dict[str, dict[str, _Timed]] = {
-            phase: {name: _Timed(timing.calls, timing.total, timing.own) for name, timing in timings.items()}
+            # Where no module is called the timings' calls are those of ops.
+            phase: {
+                name: _Timed(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
+                for name, timing in timings.items()
+            }
             for phase, timings in times.modules.items()
         }
         self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))

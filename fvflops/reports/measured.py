@@ -129,7 +129,11 @@ def tell_gaps(measured: Measured) -> Iterator[str]:
         yield f"Not in the roofline's times, as {measured.peaks} has no peak for it: {named}."
     for key in ("differed", "broken off"):
         if key in measured.about:
-            yield f"{measured.about[key]}.".capitalize()
+            yield _sentence(measured.about[key])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _list(calls: Mapping[str, int]) -> str:
@@ -167,6 +171,7 @@ def _choose_columns(measured: Measured, by: str, phase: str | None) -> list[_Col
         _Column("% FLOPs", lambda _, line, whole: format_percent(line.flops, whole.flops)),
     ]
     if timed:
+        columns.append(_Column("time:FLOPs", lambda _, line, whole: _compare(line, whole), adds_up=False))
         columns.append(_Column("FLOP/s", lambda _, line, __: format_short(line.flops_per_second)))
     columns += [
         _Column("read", lambda _, line, __: format_short(line.read) + "+" * bool(line.unmoved)),
@@ -179,11 +184,6 @@ def _choose_columns(measured: Measured, by: str, phase: str | None) -> list[_Col
         columns += [
             _Column("kept", lambda _, line, __: "" if line.kept is None else format_short(line.kept)),
             _Column("peak", lambda _, line, __: "" if line.peak is None else format_short(line.peak)),
-        ]
-    if timed:
-        columns += [
-            _Column("time:FLOPs", lambda _, line, whole: _ratio(imbalance(line, whole)), adds_up=False),
-            _Column("", lambda _, line, whole: stands_out(line, whole), adds_up=False),
         ]
     return columns
 
@@ -207,8 +207,11 @@ def _share(share: float) -> str:
     return format_percent(round(share * 10**9), 10**9) if share else ""
 
 
-def _ratio(ratio: float | None) -> str:
-    return "" if ratio is None else format_ratio(ratio)
+def _compare(line: Line, whole: Line) -> str:
+    """Return how a line's share of the time compares with that of the FLOPs; of no FLOPs only where that is much."""
+    ratio, mark = imbalance(line, whole), stands_out(line, whole)
+    text = "" if ratio is None or not (line.flops or mark) else format_ratio(ratio)
+    return f"{text} {mark:<4}"
 
 
 def _rank(
@@ -241,7 +244,7 @@ def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
     about = measured.about
     parts = [names.show(about.get("model", "")) or "A program"]
     if about.get("inputs"):
-        parts.append(f"on {about['inputs']}")
+        parts.append(f"on {about['inputs']},")
     if about.get("device"):
         parts.append(f"on {about['device']}")
     how = about.get("averaged", "one run")
@@ -266,7 +269,7 @@ def _tell_counting(measured: Measured) -> Iterator[str]:
             "that is subtracted from the times."
         )
     if "compiled" in about:
-        yield f"{about['compiled']}.".capitalize()
+        yield _sentence(about["compiled"])
 
 
 def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
