@@ -99,7 +99,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         With a `device`, a name as `roofline` takes it or a Device, there is the least time that it needs too.
         """
         bound = None if device is None else roofline(self.trace(), device=device, table=self._table or "exact")
-        found = measure_lines(self.trace(), self.counts(), bound)
+        found = measure_lines(self.trace(), self.counts(), self._pricer(), bound)
         return replace(found, about=tell_about(self))
 
     def table(
@@ -248,8 +248,8 @@ def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
 
 def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
     """Return an op's name as calls have it; one that is none raises ValueError."""
-    full = name if "::" in name else f"aten::{name}"
     ran = {known for call in calls for known in (call.op, call.target)}
+    full = name if "::" in name or name in ran else f"aten::{name}"
     if full in ran:
         return full
     known = set(ran) if table is None else {*ran, *table.rows}

@@ -94,7 +94,7 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
         inputs, outputs = signature.inputs, signature.outputs
-        price = priced[index].amounts, _region_op(trace, region), _elements(outputs), find_dtype(inputs, outputs)
+        price = priced[index].amounts, name_region(trace, region), _elements(outputs), find_dtype(inputs, outputs)
         _add(entries, price, scope, phase, calls, groups.get(stack, ""))
     return Counts(metric, trace.modules, tuple(entries))
 
@@ -149,7 +149,7 @@ def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> R
     return pricer.price_region(region, module, signature)
 
 
-def _region_op(trace: Trace, region: Region) -> str:
+def name_region(trace: Trace, region: Region) -> str:
     """Return the name under which a region stands in the ledger: its function's key, or its module's class."""
     if region.kind == "function":
         return f"prim::PythonOp.{region.name}"

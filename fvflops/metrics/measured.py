@@ -8,50 +8,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.metrics.byte_pricing import sort_by_storages
-from fvflops.metrics.counting import Pricer
+from fvflops.metrics.counting import Pricer, RegionAmounts, find_covered, name_region, price_regions
 from fvflops.metrics.timeline import build_timeline
 from fvflops.metrics.timing import BY_OWNER, Times, add_up_times
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
 from fvflops.trace.measured import Line, Measured, OpCall
 from fvflops.trace.roofline import Roofline
 from fvflops.trace.signature import packet_of
+from fvflops.trace.timeline import Item
 
 # Phase → name of a module or an op → its columns so far.
 _Tables = dict[str, dict[str, Counter[str]]]
 
 
-def measure_lines(trace: Trace, counts: Counts, roofline: Roofline | None = None) -> Measured:
-    """Return what the modules and operators of a measured Trace took, beside its counts and its bytes.
+def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofline | None = None) -> Measured:
+    """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a pricer.
 
     A module has all that ran while it was called, whoever owns it, as the clock around it has; in the backward pass and
     in optimizers' steps, in which no module is called, it has what belongs to it and to the modules inside it by name.
     What was never called, such as a list of modules, has what the modules inside it have. Ops that ran in no module's
-    call are in the root's line. A Trace without measured columns raises TraceError.
+    call are in the root's line. Where the pricer counts a module as one, what ran in it is one operator, the module's
+    class. A Trace without measured columns raises TraceError.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis, record
     >>> model = torch.nn.Linear(3, 2)
     >>> with record(model, measure={"time"}) as run:
     ...     y = model(torch.ones(4, 3))
-    >>> measure_lines(run.trace(), run.counts()).whole().flops
+    >>> measure_lines(run.trace(), run.counts(), run._pricer()).whole().flops
     24
     """
     columns = measured_columns(trace)
     times = add_up_times(trace)
-    walk = _Walk(trace, times)
+    walk = _Walk(trace, times, pricer)
     walk.run()
     tables = _Both(walk)
     for entry in counts.entries:
         unknown = entry.calls if entry.status is Status.UNKNOWN else 0
         tables.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
-    unmoved = _add_bytes(trace, tables)
+    unmoved = _add_bytes(trace, tables, walk)
     if roofline is not None:
         for bounded in roofline.entries:
             tables.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
     return Measured(
         trace.modules,
         _lines(tables.modules, walk.module_times, walk.module_memory),
-        _lines(tables.operators, times.operators, walk.operator_memory),
+        _lines(tables.operators, walk.operator_times, walk.operator_memory),
         columns,
         outside_ns=walk.outside_ns,
         peaks="" if roofline is None else roofline.device,
@@ -63,7 +65,10 @@ def measure_lines(trace: Trace, counts: Counts, roofline: Roofline | None = None
 
 
 def list_op_calls(trace: Trace, pricer: Pricer) -> tuple[OpCall, ...]:
-    """Return the op calls of a measured Trace in the order in which they began; another raises TraceError."""
+    """Return the op calls of a measured Trace in the order in which they began; another raises TraceError.
+
+    A call of a module or a function that the pricer counts as one has a line before those of the ops in it.
+    """
     columns = measured_columns(trace)
     timeline = build_timeline(trace, pricer)
     scopes = trace.scopes()
@@ -71,19 +76,21 @@ def list_op_calls(trace: Trace, pricer: Pricer) -> tuple[OpCall, ...]:
     calls: list[OpCall] = []
     for span in timeline.ordered():
         item = timeline.items[span.item]
-        if item.frame is not None:
-            continue
-        op = packet_of(item.name)
-        short = op.rpartition("::")[2]
         covered = (span.stack, span.phase) in timeline.covered
-        scope = scopes[span.stack]
-        memory = (span.memory_before, span.memory_after, span.memory_peak) if "memory" in columns else ()
+        if item.frame is not None and (not item.status or covered):
+            continue
+        op, target, name = _name_call(trace, item)
+        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
+        measured: tuple[int | None, ...] = ()
+        if item.frame is None:  # what a region took is that of the ops in it, which have lines of their own
+            memory = (span.memory_before, span.memory_after, span.memory_peak) if "memory" in columns else ()
+            measured = (span.duration, *memory)
         calls.append(
             OpCall(
                 len(calls),
-                f"{short}_{seen[op]}" if seen[op] else short,
+                f"{name}_{seen[op]}" if seen[op] else name,
                 op,
-                item.name if item.name != op else f"{op}.default",
+                target,
                 scope[-1] if scope else "",
                 span.phase,
                 item.inputs,
@@ -91,12 +98,22 @@ def list_op_calls(trace: Trace, pricer: Pricer) -> tuple[OpCall, ...]:
                 item.dtype,
                 "covered" if covered else item.status,
                 0 if covered else item.flops,
-                span.duration,
-                *memory,
+                *measured,
             )
         )
         seen[op] += 1
     return tuple(calls)
+
+
+def _name_call(trace: Trace, item: Item) -> tuple[str, str, str]:
+    """Return the op, the target and the name of the calls of an item."""
+    if item.kind == "module":
+        place = trace.modules.places[item.name]
+        return place.class_name, place.classes[0] if place.classes else place.class_name, place.class_name
+    if item.frame is not None:
+        return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
+    op = packet_of(item.name)
+    return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]
 
 
 def measured_columns(trace: Trace) -> tuple[str, ...]:
@@ -108,7 +125,7 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
     return columns
 
 
-def _add_bytes(trace: Trace, tables: _Both) -> Counter[str]:
+def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
     """Add the bytes that ops read and write, and return op → calls of those of which they are not known."""
     moved, pricer = sort_by_storages(trace)
     scopes = moved.scopes()
@@ -116,12 +133,13 @@ def _add_bytes(trace: Trace, tables: _Both) -> Counter[str]:
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
         traffic = pricer.weigh(signature)
+        operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
             unmoved[signature.packet] += calls
-            tables.add(scopes[stack], phase, signature.packet, unmoved=calls)
+            tables.add(scopes[stack], phase, operator, unmoved=calls)
         else:
             read, written = traffic
-            tables.add(scopes[stack], phase, signature.packet, read=read * calls, written=written * calls)
+            tables.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
     return unmoved
 
 
@@ -147,11 +165,17 @@ def _line(name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any],
 
 @dataclass(slots=True)
 class _Timed:
-    """The times of a module, in ns."""
+    """The times of a module or an operator, in ns."""
 
     calls: int = 0
     total: int = 0
     own: int = 0
+
+    def add(self, duration: int, *, calls: int) -> None:
+        """Note what was called, with nothing inside it."""
+        self.calls += calls
+        self.total += duration
+        self.own += duration
 
 
 @dataclass(slots=True)
@@ -212,10 +236,15 @@ def _add(sums: Counter[str], columns: Mapping[str, Any]) -> None:
 
 
 class _Walk:
-    """A walk over the events, which finds the memory of modules, and the times of those that are never called."""
+    """A walk over the events, which finds what operators took, the memory of modules, and the times of uncalled ones.
 
-    def __init__(self, trace: Trace, times: Times) -> None:
+    `covering` maps a stack and a phase to the operator as which all that ran there is counted.
+    """
+
+    def __init__(self, trace: Trace, times: Times, pricer: Pricer) -> None:
         self._trace = trace
+        self._priced = price_regions(trace, pricer)
+        self.covering = _find_covering(trace, self._priced)
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
@@ -228,6 +257,7 @@ class _Walk:
             }
             for phase, timings in times.modules.items()
         }
+        self.operator_times: dict[str, dict[str, _Timed]] = defaultdict(lambda: defaultdict(_Timed))
         self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.outside_ns = 0
@@ -263,18 +293,18 @@ class _Walk:
         return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
 
     def _call(self, event: Event) -> None:
-        scope, phase = self._scopes[event.stack], event.phase
+        scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
+        around = self.covering.get((event.stack, phase))
+        operator = self._trace.signatures[event.item].packet if around is None else around
+        self.operator_times[phase][operator].add(duration, calls=int(around is None))
         if not scope and phase not in BY_OWNER:
             # In no module's call, as a loss is: it is the root's in the table, though not in the time of its calls.
-            duration = event.duration_ns or 0
-            timed = self._time(phase, "")
-            timed.total += duration
-            timed.own += duration
+            self._time(phase, "").add(duration, calls=0)
             self.outside_ns += duration
         if event.memory_before is None or event.memory_after is None:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
-        self.operator_memory[phase][self._trace.signatures[event.item].packet].add(*memory)
+        self.operator_memory[phase][operator].add(*memory)
         if phase in BY_OWNER:
             for name in self.modules_of(scope, phase):
                 self.module_memory[phase][name].add(*memory)
@@ -292,6 +322,8 @@ class _Walk:
         closed.hold(event.memory_peak)
         if opened:
             opened[-1].hold(closed.peak)
+        if event.item in self._priced and (event.stack, event.phase) not in self.covering and not event.raised:
+            self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
         names = [region.name]
@@ -303,6 +335,15 @@ class _Walk:
         if event.memory_before is not None and event.memory_after is not None:
             for name in names:
                 self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, closed.peak)
+
+
+def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
+    """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
+    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.covers}
+    return {
+        (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
+        for stack, phase in find_covered(trace, priced)
+    }
 
 
 def _above(name: str) -> Iterator[str]:

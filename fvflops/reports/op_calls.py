@@ -38,10 +38,10 @@ def render(
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, 1500)
     >>> print(render([call]))
-    #  name   op         target              module  in → out   FLOPs    time
-    -  -----  ---------  ------------------  ------  ---------  -----  ------
-    0  relu   relu       aten::relu.default  model   [8] → [8]      8  1.5 µs
-       total  1 op call                                             8  1.5 µs
+    #  name   op      target              module  in → out   FLOPs    time
+    -  -----  ------  ------------------  ------  ---------  -----  ------
+    0  relu   relu    aten::relu.default  model   [8] → [8]      8  1.5 µs
+       total  1 line                                             8  1.5 µs
     """
     check_top(top)
     ranked = list(calls)
@@ -77,7 +77,7 @@ def _cells(call: OpCall, phases: bool, timed: bool, memory: bool) -> list[str]:
 
 
 def _add_up(calls: Sequence[OpCall], phases: bool, timed: bool, memory: bool) -> list[str]:
-    cells = ["total", format_quantity(len(calls), "op call"), "", "", *([""] * phases), ""]
+    cells = ["total", format_quantity(len(calls), "line"), "", "", *([""] * phases), ""]
     unknown = any(call.flops is None for call in calls)
     cells.append(format_thousands(sum(call.flops or 0 for call in calls)) + "+" * unknown)
     cells += [_time(sum(call.duration_ns or 0 for call in calls))] * timed
@@ -117,12 +117,14 @@ def _signed(count: int | None) -> str:
 def _tell(calls: Sequence[OpCall], hidden: int, ignored: Mapping[str, int], table: str) -> list[str]:
     sentences = []
     if hidden:
-        sentences.append(f"{format_quantity(hidden, 'op call')} more.")
+        sentences.append(f"{format_quantity(hidden, 'line')} more.")
     unknown = Counter(call.op for call in calls if call.flops is None)
     if unknown:
         sentences.append(f"UNKNOWN to the table {table}, so missing from the total: {_count(unknown)}.")
     if any(call.status == "omitted" for call in calls):
         sentences.append(f"omitted is arithmetic that the table {table} leaves out.")
+    if any(call.status == "covered" for call in calls):
+        sentences.append("covered is what is counted in the line of the module around it.")
     if ignored:
         sentences.append(f"Ignored: {_count(ignored)}.")
     return [write_sentences(sentences)] if sentences else []

@@ -150,8 +150,9 @@ class OpCall(NamedTuple):
     `number` is its place among all op calls, from 0 on. `name` tells it from other calls of the op, `op` has no
     overload, `target` has the full name. `module` is the canonical name of the module that it belongs to. `inputs` and
     `outputs` are its tensors, such as "float32[2, 3]". `flops` are None where they are not known, and `status` says
-    what the table says of the op; "covered" is what is counted with a module around it. Times are in ns, memory in
-    bytes, both None where not measured.
+    what the table says of the op; "covered" is what is counted with a module around it. Such a module has a line of its
+    own before, whose `op` is its class, without time and memory. Times are in ns, memory in bytes, both None where not
+    measured.
     """
 
     number: int
