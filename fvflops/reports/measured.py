@@ -242,17 +242,15 @@ def _add_up_operators(lines: Mapping[str, Line], whole: Line, columns: Sequence[
 
 def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
     about = measured.about
-    parts = [names.show(about.get("model", "")) or "A program"]
-    if about.get("inputs"):
-        parts.append(f"on {about['inputs']},")
-    if about.get("device"):
-        parts.append(f"on {about['device']}")
+    subject = names.show(about.get("model", "")) or "A program"
+    subject += f" on {about['inputs']}" if about.get("inputs") else ""
+    subject += f", on {about['device']}" if about.get("device") else ""
     how = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
         how += f" after {format_thousands(int(about['warmup']))} to warm up"
     if "steps" in about:
         how += f", active among {format_thousands(int(about['steps']))} steps"
-    text = f"{' '.join(parts)}: {how}"
+    text = f"{subject}: {how}"
     if "time" in measured.columns:
         text += f", {format_seconds(whole.total_ns / 1e9)}{f' in the phase {phase}' if phase else ''}"
     return f"{text}."

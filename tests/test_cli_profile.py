@@ -1,0 +1,235 @@
+"""`fvflops profile`: what a person types, what comes out, and which files are written, also when a run fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.cli.progress import Progress
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    runs = 0
+    def __init__(self, limit=None, error=RuntimeError):
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+        self.limit, self.error = limit, error
+    def forward(self, x):
+        Net.runs += 1
+        if self.limit is not None and Net.runs > self.limit:
+            raise self.error("no more")
+        return self.fc(x)
+
+def build():
+    return Net(), torch.ones(2, 8)
+
+def raising():
+    return Net(3), torch.ones(2, 8)
+
+def interrupted():
+    return Net(3, KeyboardInterrupt), torch.ones(2, 8)
+
+def interrupted_at_once():
+    return Net(0, KeyboardInterrupt), torch.ones(2, 8)
+
+def on_meta():
+    return nn.Linear(8, 4, device="meta"), torch.ones(2, 8)
+
+def must_not_be_built():
+    raise AssertionError("the model was built")
+"""
+LENET = ["zoo:lenet5", "--warmup", "0", "--repeat", "1"]
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(FACTORY)
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = main(["profile", *argv])
+    return code, *capsys.readouterr()
+
+
+def columns(text: str) -> list[str]:
+    """Return the words of the head of the first table in a report."""
+    return next(line for line in text.splitlines() if line.startswith(("module ", "operator ", "# "))).split()
+
+
+def test_a_profile_by_module_operator_and_op(capsys):
+    code, text, err = run(capsys, *LENET)
+    assert (code, err) == (0, "")
+    assert text.startswith("LeNet5 on float32[1, 1, 28, 28], on cpu (")
+    assert "FLOPs by the table exact, in which a multiply-add is two." in text
+    assert columns(text)[:4] == ["module", "calls", "self", "time"] and "kept" in columns(text)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(" f")] == ["features"]
+    _, text, _ = run(capsys, *LENET, "--by", "operator", "--top", "2", "--sort", "flops", "--peaks", "H100")
+    assert "roofline" in columns(text)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("aten::")] == [
+        "aten::convolution",
+        "aten::linear",
+    ]
+    _, text, _ = run(capsys, *LENET, "--by", "op", "--ignore", "aten::tanh")
+    assert columns(text)[:5] == ["#", "name", "op", "target", "module"]
+    assert "Ignored: aten::tanh (4 calls)." in text and "aten::tanh.default" not in text
+
+
+def test_the_backward_pass_is_profiled_where_asked(capsys):
+    _, text, _ = run(capsys, *LENET, "--backward", "--table", "default")
+    head = columns(text)
+    assert head[head.index("forward") + 1] == "backward"
+    assert "FLOPs by the table default, in which a multiply-add is one." in text
+    _, text, _ = run(capsys, *LENET, "--backward", "--phase", "backward", "--by", "operator")
+    assert "aten::convolution_backward" in text and " in the phase backward." in text
+
+
+def test_deepspeeds_report(capsys):
+    _, text, _ = run(capsys, *LENET, "--deepspeed", "--depth", "1")
+    assert "fwd FLOPS = fwd flops / fwd latency:" in text and "counted by the table deepspeed" in text
+    assert "416.52 KMACs" in text and "depth 2" not in text
+
+
+def test_files_are_written_beside_the_report(capsys, tmp_path):
+    paths = {option: tmp_path / "made" / option for option in ("trace", "speedscope", "flamegraph", "output")}
+    options = [part for option, path in paths.items() for part in (f"--{option}", str(path))]
+    assert run(capsys, *LENET, *options, "--weight", "flops") == (0, "", "")
+    assert json.loads(paths["trace"].read_text())["otherData"]["weight"] == "flops"
+    assert json.loads(paths["speedscope"].read_text())["exporter"].startswith("fvflops")
+    stacks = paths["flamegraph"].read_text().splitlines()
+    assert sum(int(line.rpartition(" ")[2]) for line in stacks) == 899_502
+    assert paths["output"].read_text().startswith("LeNet5 on")
+
+
+def test_a_schedule_measures_its_active_steps(capsys, factory):
+    _, text, _ = run(capsys, "nets.py:build", "--schedule", "skip_first=1,wait=1,active=2,repeat=1", "--steps", "5")
+    assert "the mean of 2 runs, active among 5 steps, " in text
+
+
+def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, text, err = run(capsys, *LENET, "--device", "cuda")
+    assert code == 0 and "on cpu (" in text
+    assert err == "fvflops: there is no CUDA device here: these are the CPU's figures\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--schedule", "wait=3,active=1", "--steps", "3"], "of 3 steps the schedule makes none active"),
+        (["--schedule", "active=1"], "--schedule needs --steps N"),
+        (["--steps", "3"], "--steps are the runs of a --schedule"),
+        (["--schedule", "activ=1", "--steps", "1"], "a schedule has no 'activ': did you mean 'active'?"),
+        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number from 0 on, not '-1'"),
+        (["--schedule", "wait=1", "--steps", "1"], "say how many steps are measured, such as active=1"),
+        (["--schedule", "active=1,active=2", "--steps", "1"], "active stands twice"),
+        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup, --repeat out"),
+        (["--phase", "backward"], "--phase backward: no backward pass is run without --backward"),
+        (["--phase", "optimizer"], "fvflops.record measures a training loop"),
+        (["--phase", "back"], "there is no phase 'back': phases are forward"),
+        (["--sort", "tim"], "nothing is sorted by 'tim': did you mean 'time'?"),
+        (["--by", "op", "--sort", "self"], "nothing is sorted by 'self'"),
+        (["--sort", "roofline"], "name the device by --peaks"),
+        (["--top", "0"], "top is how many lines are shown, 1 or more"),
+        (["--ignore", "aten::view"], "--ignore leaves ops out of the list of op calls: add --by op"),
+        (["--by", "op", "--peaks", "H100"], "leave --by op out"),
+        (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
+        (["--deepspeed", "--by", "op"], "--deepspeed has a form of its own"),
+        (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
+        (["--trace", "a.json", "--weight", "watts"], "there is no weight 'watts'"),
+        (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
+        (["--output", "nets.py/report.txt"], "nets.py/report.txt cannot be written: "),
+        (["--trace", "a.json", "--speedscope", "a.json"], "--speedscope a.json: another file of this run"),
+        (["--trace", "a.json", "--output", "a.json"], "--trace a.json: another file of this run"),
+        (["--table", "exakt"], "did you mean"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, message):
+    schedule_is_read_later = options[:2] == ["--schedule", "wait=3,active=1"]
+    code, text, err = run(capsys, "nets.py:build" if schedule_is_read_later else "nets.py:must_not_be_built", *options)
+    assert (code, text) == (1, "")
+    assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1
+    assert not Path("a.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nets.py:build", "--repeat", "0"], "repeat is a whole number from 1 on, not 0"),
+        (["nets.py:on_meta"], "a profile needs numbers, and there are none on the meta device"),
+        (
+            ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
+            "--ignore aten::veiw: no op is called so; the near",
+        ),
+    ],
+    ids=["repeat", "meta", "ignore"],
+)
+def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, message):
+    code, text, err = run(capsys, *options)
+    assert (code, text) == (1, "")
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "told"),
+    [
+        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "broken off by RuntimeError: no more"),
+        (
+            "interrupted",
+            "fvflops: error: interrupted in a run: what 2 measured before is written\n",
+            "broken off by KeyboardInterrupt: no more",
+        ),
+    ],
+)
+def test_what_was_measured_before_an_error_is_written(capsys, factory, name, said, told):
+    code, text, err = run(capsys, f"nets.py:{name}", "--trace", "run.json", "--flamegraph", "run.txt")
+    assert code == 1 and err.startswith(said)
+    assert "the mean of 2 runs after 1 to warm up" in text
+    assert f"Run 4 of 6 was {told}: this is what was measured before." in text
+    assert "broken off" in json.loads(Path("run.json").read_text())["otherData"]
+    assert Path("run.txt").read_text().startswith("forward;Net")
+
+
+def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factory):
+    code, text, err = run(capsys, "nets.py:interrupted_at_once", "--trace", "run.json")
+    assert (code, text) == (1, "") and not Path("run.json").exists()
+    assert err == "fvflops: error: interrupted in a run: before any was measured\n"
+
+
+class Terminal(list):
+    """A stream that keeps what is written."""
+
+    def __init__(self, *, is_terminal: bool = True) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> None:
+        self.append(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("seconds", "is_terminal", "drawn"), [(1.0, True, 4), (0.4, True, 0), (1.0, False, 0)])
+def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):
+    stream = Terminal(is_terminal=is_terminal)
+    times = iter(seconds * step for step in range(6))
+    bar = Progress(stream, clock=lambda: next(times))
+    for done in range(1, 5):
+        bar.show(done, 4)
+    assert len(stream) == drawn
+    bar.clear()
+    assert len(stream) == drawn + bool(drawn)
+    if drawn:
+        assert stream[1] == "\r[###############---------------] run 2 of 4, about 2 s more\x1b[K"
+        assert stream[-1] == "\r\x1b[K"
