@@ -125,7 +125,7 @@ def run_really(effort: Effort) -> Section:
 
 
 def train_really(effort: Effort) -> Section:
-    """Time what recording adds to a real training step: ResNet-50, batch 8, on all cores of the CPU, beside a no-op mode."""
+    """Time what recording, and a no-op mode, add to a real training step: ResNet-50, batch 8, on all cores."""
     name = "resnet50, batch 8, real training step"
     model = build("resnet50").train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
