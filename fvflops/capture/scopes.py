@@ -21,7 +21,7 @@ from fvflops.capture.recorder import Recorder
 # takes, and, unlike torch.backends.mha's switch, nobody else sees it.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
-_CALLS = Patch(nn.Module, "_call_impl")
+CALLS = Patch(nn.Module, "_call_impl")
 _COMPILES = Patch(nn.Module, "compile")
 
 
@@ -40,7 +40,7 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
     compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
-    with _compiled_afterwards(), _CALLS.wrapped(partial(_around, recorder, reading)):
+    with _compiled_afterwards(), CALLS.wrapped(partial(_around, recorder, reading)):
         for module in compiled:
             module._compiled_call_impl = None  # it holds the method as it was
         try:
