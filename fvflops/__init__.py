@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
+    from fvflops.analysis.kernel_profile import KernelProfile, profile_kernels
     from fvflops.analysis.memory import predict_memory
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
@@ -54,6 +55,7 @@ _HOMES = {
     "FlopCountAnalysis": "fvflops.analysis",
     "FlopsProfiler": "fvflops.analysis.flops_profiler",
     "FormulaTable": "fvflops.formulas",
+    "KernelProfile": "fvflops.analysis.kernel_profile",
     "MemoryMoment": "fvflops.metrics.memory",
     "MemoryTimeline": "fvflops.metrics.memory",
     "ModelAnalysis": "fvflops.analysis",
@@ -82,6 +84,7 @@ _HOMES = {
     "plan_rank": "fvflops.analysis.plan",
     "read_communication": "fvflops.metrics.communication",
     "predict_memory": "fvflops.analysis.memory",
+    "profile_kernels": "fvflops.analysis.kernel_profile",
     "record": "fvflops.analysis",
     "record_call": "fvflops.capture.record",
     "register_formula": "fvflops.formulas",
@@ -102,6 +105,7 @@ __all__ = [
     "FlopsProfiler",
     "FormulaTable",
     "JitModelAnalysis",
+    "KernelProfile",
     "MemoryMoment",
     "MemoryTimeline",
     "ModelAnalysis",
@@ -129,6 +133,7 @@ __all__ = [
     "parameter_summary_table",
     "plan_rank",
     "predict_memory",
+    "profile_kernels",
     "read_communication",
     "record",
     "record_call",
