@@ -209,12 +209,16 @@ class KernelProfile:
         """Return the FLOPs of one step; where nothing was counted it raises TraceError."""
         total = self.match().total
         if total is None:
-            raise TraceError("no FLOPs were counted: give a schedule with a step before the active ones, or use count()")
+            raise TraceError(
+                "no FLOPs were counted: give a schedule with a step before the active ones, or use count()"
+            )
         return total
 
     def flops_per_second(self) -> float:
-        """Return the FLOPs a second of all whole steps together, by the clock around them."""
+        """Return the FLOPs a second of all whole steps together, by the clock around them; of none TraceError."""
         steps, nanoseconds = self._clock()
+        if not steps:
+            raise TraceError("no step came to its end: there is no time to divide its FLOPs by")
         return self.total() * steps * 1e9 / nanoseconds
 
     def ledger(self) -> KernelLedger:
@@ -228,9 +232,7 @@ class KernelProfile:
         counted TraceError is raised.
         """
         self.total()
-        trace = lay_over(self.match())
-        assert trace is not None
-        return trace
+        return lay_over(self.match())
 
     def analysis(self) -> FlopCountAnalysis:
         """Return the analysis of `trace()`."""
@@ -240,6 +242,8 @@ class KernelProfile:
         """Return what the profile says of itself, in lines: what was run, what it comes to, and what is not known."""
         match = self.match()
         steps, nanoseconds = self._clock()
+        if not steps:
+            return ["torch.profiler's times of a step that was broken off"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
         lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
         if match.total is None:
@@ -279,8 +283,9 @@ class KernelProfile:
         match = self.match()
         whole = set(match.whole_steps())
         events = match.run.events
-        spans = [event.duration_ns for place, event in enumerate(events) if event.kind == "step" and match.steps[place] in whole]
-        if spans:
+        steps = [place for place, event in enumerate(events) if event.kind == "step"]
+        if steps or not whole:
+            spans = [events[place].duration_ns for place in steps if match.steps[place] in whole]
             return len(spans), max(sum(spans), 1)
         inside = [event for event in events if event.kind != "device"]
         begin, end = min(event.start_ns for event in inside), max(event.end_ns for event in inside)

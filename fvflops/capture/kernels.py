@@ -129,7 +129,9 @@ def read_events(
     positions = {id(event): position for position, event in enumerate(found)}
     launchers = {event.id: position for position, event in enumerate(found) if _is_on_cpu(event)}
     held = None if memory is None else _Held(memory)
-    return KernelRun(tuple(_read(event, _parent(event, positions, launchers), modules, held) for event in found), device, complete)
+    return KernelRun(
+        tuple(_read(event, _parent(event, positions, launchers), modules, held) for event in found), device, complete
+    )
 
 
 def _is_on_cpu(event: Any) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from fvflops.metrics.counting import Amount, Pricer, find_covered, price_regions
-from fvflops.trace import Event, Status, Trace
+from fvflops.trace import Event, Status, Trace, TraceError
 from fvflops.trace.kernels import KernelEvent, KernelLedger, KernelRun
 
 # Where the order of ops differs, so many pairs of an event and an op are weighed against each other; of more, each op
 # takes the next event of its name that is no further off than this.
 _PAIRS, _WINDOW = 6_000_000, 400
+_COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "memory_after", "memory_peak")}
+_ALL = tuple(column for columns in _COLUMNS.values() for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class KernelMatch:
     self_flops: tuple[int | None, ...]
     flops: tuple[int | None, ...]
     places: Mapping[int, int]
-    ledger: KernelLedger = KernelLedger()
+    ledger: KernelLedger
     trace: Trace | None = None
     total: int | None = None
 
@@ -85,15 +87,16 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
     )
 
 
-def lay_over(match: KernelMatch) -> Trace | None:
-    """Return the Trace with the times, and where it was measured the memory, of the events that its ops have.
+def lay_over(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
+    """Return the Trace with the times and the memory of the events that its ops and the calls of its modules have.
 
-    Of several steps it is the median of each. On a device an op takes what its kernels take. What has no event keeps no
-    time, and `about` tells how many ops that are. None where there is no Trace.
+    `measure` says which of the two; memory is what the CPU's allocator held, and known with profile_memory=True. Of
+    several steps it is the median of each. On a device an op takes what its kernels take. What has no event keeps what
+    the Trace says, and `about` tells how many ops that are. A match without a Trace that has events raises TraceError.
     """
     trace = match.trace
     if trace is None or trace.events is None:
-        return trace
+        raise TraceError("there is no Trace in order to lay torch.profiler's figures over: record one step of the work")
     begins: dict[int, int] = {}
     for place, event in enumerate(match.run.events):
         begins.setdefault(match.steps[place], event.start_ns)
@@ -103,17 +106,15 @@ def lay_over(match: KernelMatch) -> Trace | None:
         step = match.steps[place]
         if step in whole:
             rows[index].append(_measure(match.run.events[place], begins[step]))
-    events = [_fill(event, rows.get(index)) for index, event in enumerate(trace.events)]
-    memory = any(event.memory_after is not None for event in events)
-    about = {
-        "measured": "time, memory" if memory else "time",
-        "clock": "torch.profiler",
-        "runs": str(len(whole)),
-    }
-    timed = sum(event.kind == "op" and event.duration_ns is not None for event in events)
-    ops = sum(event.kind == "op" for event in events)
-    if timed < ops:
-        about["untimed"] = f"{ops - timed} of {ops} ops have no event of their own"
+    chosen = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
+    events = [_fill(event, rows[index], chosen) if index in rows else event for index, event in enumerate(trace.events)]
+    known = {column for event in events for column in _ALL if getattr(event, column) is not None}
+    measured = [name for name, columns in _COLUMNS.items() if known.issuperset(columns)]
+    about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(whole))}
+    ops = [index for index, event in enumerate(trace.events) if event.kind == "op"]
+    missing = sum(index not in rows for index in ops)
+    if missing:
+        about["unmeasured"] = f"{missing} of {len(ops)} ops have no event of their own"
     return replace(trace, events=tuple(events), about={**trace.about, **about})
 
 
@@ -122,12 +123,9 @@ def _measure(event: KernelEvent, begin: int) -> tuple[int | None, ...]:
     return event.start_ns - begin, duration, event.before, event.after, event.peak
 
 
-def _fill(event: Event, rows: Sequence[tuple[int | None, ...]] | None) -> Event:
-    if not rows:
-        return event
-    names = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    known = {name: [value for value in column if value is not None] for name, column in columns}
+def _fill(event: Event, rows: Sequence[tuple[int | None, ...]], chosen: Sequence[str]) -> Event:
+    columns = zip(_ALL, zip(*rows, strict=True), strict=True)
+    known = {name: [value for value in column if value is not None] for name, column in columns if name in chosen}
     return event._replace(**{name: round(median(values)) for name, values in known.items() if values})
 
 
@@ -255,8 +253,13 @@ class _Walk:
         lone: Counter[str] = Counter()
         if self._calls is not None:
             self._list_lone(self._children[-1], lone)
-        missing = self._no_event.most_common(), self._told_elsewhere.most_common(), lone.most_common()
-        return KernelLedger(len(self._ops), *map(tuple, missing), self._compiled)
+        return KernelLedger(
+            matched=len(self._ops),
+            no_event=tuple(self._no_event.most_common()),
+            told_elsewhere=tuple(self._told_elsewhere.most_common()),
+            no_op=tuple(lone.most_common()),
+            compiled=self._compiled,
+        )
 
     def _match(self, call: _Call, inside: Sequence[int], frame: int | None) -> None:
         """Match what a call makes with the events in it; what finds none is told of the event that it has itself."""
@@ -424,11 +427,12 @@ def _find_owners(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the module and the phase of each event.
 
-    An op that the Trace has belongs where the Trace says. Else what runs in a call of a module is the module's, and
-    what autograd runs for a node that of the last op before the node's number moved on; what adds to a gradient
-    has no number, and goes with the node before it.
+    An op that the Trace has belongs where the Trace says, and so does the node that it runs for. Else what runs in a
+    call of a module is the module's, and what autograd runs for a node that of the last op before the node's number
+    moved on; what adds to a gradient has no number, and goes with the node before it.
     """
-    scopes = [] if trace is None else trace.scopes()
+    placed = _place_ops(run, places, trace)
+    nodes = _place_nodes(run, placed)
     modules: list[str] = []
     phases: list[str] = []
     makers: dict[tuple[int, int], str] = {}
@@ -443,18 +447,41 @@ def _find_owners(
         elif event.kind == "node" and (outer < 0 or run.events[outer].kind != "node"):
             phase = "backward"
             maker = makers.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
-            module = last.get(event.thread, "") if maker is None else maker
+            module = nodes.get(place, last.get(event.thread, "") if maker is None else maker)
             last[event.thread] = module
-        index = places.get(place)
-        if index is not None and trace is not None and trace.events is not None and event.kind == "op":
-            called = trace.events[index]
-            scope = scopes[called.stack]
-            module, phase = scope[-1] if scope else "", called.phase
+        if place in placed:
+            module, phase = placed[place]
         if event.kind == "op" and event.sequence >= 0:
             makers[event.thread, event.sequence] = module
         modules.append(module)
         phases.append(phase)
     return tuple(modules), tuple(phases)
+
+
+def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
+    """Return the module and the phase of the events that are an op of the Trace."""
+    if trace is None or trace.events is None:
+        return {}
+    scopes = trace.scopes()
+    placed = {}
+    for place, index in places.items():
+        if run.events[place].kind == "op":
+            called = trace.events[index]
+            scope = scopes[called.stack]
+            placed[place] = scope[-1] if scope else "", called.phase
+    return placed
+
+
+def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Return the modules of the nodes that an op of the backward pass runs for."""
+    nodes: dict[int, str] = {}
+    for place, (module, phase) in placed.items():
+        outer = run.events[place].parent
+        while phase == "backward" and outer >= 0:
+            if run.events[outer].kind == "node":
+                nodes.setdefault(outer, module)
+            outer = run.events[outer].parent
+    return nodes
 
 
 def _sum_up(run: KernelRun, own: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -24,7 +24,8 @@ def sum_kernels(
     for place, event in enumerate(match.run.events):
         key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
         key += (match.modules[place] if by_module else None, event.shapes if by_shape else "")
-        groups[(*key, event.stack[:stack_frames])].append(place)
+        key += (event.stack[:stack_frames],)
+        groups[key].append(place)
     return [_sum(match, places, by_module, by_shape, stack_frames) for places in groups.values()]
 
 

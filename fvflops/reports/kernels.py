@@ -31,12 +31,11 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
 
     `row_limit` is how many are shown, -1 for all. Shares are of the time of all rows together. "--" is not known.
 
-    >>> rows = [KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, flops=2000, self_flops=2000)]
-    >>> print(render(rows))
-    Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  FLOPs      FLOP/s
-    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ----------
+    >>> print(render([KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, flops=2000)]))
+    Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  FLOPs     FLOP/s
+    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
     aten::mm      100.0%    100 µs       100.0%     100 µs         50 µs           2     2K  20 MFLOPS
-    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ----------
+    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
     Self CPU time total: 100 µs
     """
     ranked = list(rows)

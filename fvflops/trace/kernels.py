@@ -17,11 +17,11 @@ class KernelEvent(NamedTuple):
     """One event of torch.profiler's, in nanoseconds and bytes.
 
     `place` is the number under which torch.profiler exports it, `parent` the index of the event around it, of what a
-    device ran that of the op which launched it, -1 where there is none; `start_ns` is counted from the beginning of its trace. `sequence` and `forward_thread` tell, of a
-    node of autograd's, which forward op made it: one with that `sequence` on that thread. `module` is the name of the
-    module whose call it is, "" too where it is none. `device_ns` is what a device took for it and for all in it. Memory
-    is what was allocated less what was freed, in it; `before`, `after` and `peak` is what the CPU's allocator held,
-    None where that was not asked for.
+    device ran that of the op which launched it, -1 where there is none. `start_ns` is counted from the beginning of its
+    trace. `sequence` and `forward_thread` tell, of a node of autograd's, which forward op made it: one with that
+    `sequence` on that thread. `module` is the name of the module whose call it is, "" too where it is none. `device_ns`
+    is what a device took for it and for all in it. Memory is what was allocated less what was freed in it; `before`,
+    `after` and `peak` is what the CPU's allocator held, None where that was not asked for.
     """
 
     name: str
@@ -122,8 +122,8 @@ class KernelLedger:
 
     `matched` are the ops of the count that have an event, `no_event` those that have none, such as the `detach` of what
     autograd saves; `told_elsewhere` are those of the latter that have FLOPs, or unknown ones, which are told of the
-    call of the module that they ran in. `no_op` are the events that run in no op of the count and hold none, `compiled` those in
-    code that torch.compile made, where fused kernels stand for several ops.
+    call of the module that they ran in. `no_op` are the events that run in no op of the count and hold none, `compiled`
+    those in code that torch.compile made, where fused kernels stand for several ops.
     """
 
     matched: int = 0
