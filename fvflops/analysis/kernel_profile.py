@@ -19,10 +19,9 @@ from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
 from fvflops.capture.kernels import module_ranges, read_run
-from fvflops.capture.passes import gradients_restored
 from fvflops.capture.reading import Reading
 from fvflops.capture.record import Loss, Model, record_call
-from fvflops.capture.restore import Snapshot
+from fvflops.capture.restore import Snapshot, leaves_of
 from fvflops.capture.session import Session
 from fvflops.capture.signature import tensors_of
 from fvflops.formulas import FormulaTable, load_table
@@ -38,6 +37,8 @@ _LOGGER = logging.getLogger("fvflops")
 # In the file these have numbers of their own; what a device ran has the number of the op that launched it.
 _OWN_NUMBERS = ("cpu_op", "user_annotation")
 _LISTED = 6
+# An event of its own name may be in it, in which another is, up to so many.
+_NESTED = 8
 
 
 class KernelAverages(list[KernelRow]):
@@ -107,6 +108,7 @@ class KernelProfile:
         self._may_count = schedule is not None
         self._run: KernelRun | None = None
         self._match: KernelMatch | None = None
+        self._saved: tuple[KernelRun | None, tempfile.TemporaryDirectory[str] | None] = (None, None)
         self._complete = True
         self._stage = "new"  # in the with block "open", and then "closed"
         self._step = 0
@@ -272,11 +274,17 @@ class KernelProfile:
         match = self.match()
         texts = _EventArgs(match)
         about = {"about": self.about()}
-        with tempfile.TemporaryDirectory() as folder:
-            file = os.path.join(folder, "trace.json")
-            self._profiler.export_chrome_trace(file)
-            with paths.open_text(file) as lines, paths.open_text(name, "w") as out:
-                out.writelines(kernel_trace.annotate(lines, texts.of, about))
+        with paths.open_text(self._save()) as lines, paths.open_text(name, "w") as out:
+            out.writelines(kernel_trace.annotate(lines, texts.of, about))
+
+    def _save(self) -> str:
+        """Return the path of torch.profiler's own chrome trace, which it writes but once, and which goes with this."""
+        run, folder = self._saved
+        if run is not self._run or folder is None:
+            folder = tempfile.TemporaryDirectory()
+            self._profiler.export_chrome_trace(os.path.join(folder.name, "trace.json"))
+            self._saved = self._run, folder
+        return os.path.join(folder.name, "trace.json")
 
     def _clock(self) -> tuple[int, int]:
         """Return how many whole steps there are, and what they took."""
@@ -384,45 +392,68 @@ def profile_kernels(
     )
     args, keywords = bind_inputs(model, inputs, kwargs)
     reading = profile._reading
-    with _unchanged(reading, (args, keywords)):
-        _forget_gradients(reading)
+    gradients = _Gradients()
+    with _unchanged(reading, (args, keywords), gradients):
         stops_at = profile._pricer.stops_at
         profile.count_with(
             record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
         )
         with profile, torch.set_grad_enabled(loss is not None):
-            for _ in range(warmup + repeat):
+            for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    loss(result).backward()
+                    scalar = loss(result)
+                    if not number:
+                        gradients.hold(leaves_of(scalar))
+                    scalar.backward()
+                    del scalar
                 del result
                 profile.step()
-                _forget_gradients(reading)
+                gradients.forget()
     return profile
 
 
-@contextmanager
-def _unchanged(reading: Reading, inputs: Any) -> Iterator[None]:
-    """Leave a model, its buffers and gradients, and its inputs, as they were."""
-    snapshot = Snapshot(reading, inputs)
-    buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
-    held = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *tensors_of(inputs)) if not tensor.is_meta]
-    with ExitStack() as stack:
-        stack.callback(snapshot.restore)
-        stack.enter_context(gradients_restored())
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, before in held:
-                    if not torch.equal(tensor, before):
-                        tensor.copy_(before)
+class _Gradients:
+    """The gradients that tensors had, which then have none, so that each run makes them anew."""
 
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
-def _forget_gradients(reading: Reading) -> None:
-    for tensor in reading.tensors:
-        if tensor.is_leaf and tensor.grad is not None:
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep the gradients of tensors, and take them away."""
+        for tensor in tensors:
+            if tensor.is_leaf and id(tensor) not in self._held:
+                self._held[id(tensor)] = tensor, tensor.grad
+                tensor.grad = None
+
+    def forget(self) -> None:
+        """Take away what a run made."""
+        for tensor, _ in self._held.values():
             tensor.grad = None
+
+    def restore(self) -> None:
+        """Put back what there was."""
+        for tensor, gradient in self._held.values():
+            tensor.grad = gradient
+
+
+@contextmanager
+def _unchanged(reading: Reading, inputs: Any, gradients: _Gradients) -> Iterator[None]:
+    """Leave a model, its buffers and gradients, and its inputs, as they were; inside there are no gradients first."""
+    snapshot = Snapshot(reading, inputs)
+    given = [tensor for tensor in tensors_of(inputs) if not tensor.is_meta]
+    buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
+    held = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *given)]
+    gradients.hold((*reading.tensors, *given))
+    try:
+        yield
+    finally:
+        gradients.restore()
+        with torch.no_grad():
+            for tensor, before in held:
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+        snapshot.restore()
 
 
 class _EventArgs:
@@ -433,9 +464,11 @@ class _EventArgs:
         events = match.run.events
         self._places = {event.place: place for place, event in enumerate(events) if event.kind != "device"}
 
-    def of(self, category: str, number: int) -> dict[str, Any]:
-        """Return the args of an event, by its category and number."""
+    def of(self, category: str, name: str, number: int) -> dict[str, Any]:
+        """Return the args of an event, by its category, name and number."""
         place = self._places.get(number)
+        if place is None:
+            place = self._find_outer(name, number)
         if place is None:
             return {}
         match = self._match
@@ -450,6 +483,14 @@ class _EventArgs:
             if time:
                 args["FLOP/s"] = round(flops * 1_000_000_000 / time)
         return args | _list_memory(event)
+
+    def _find_outer(self, name: str, number: int) -> int | None:
+        """Return the event that torch.profiler made of an event and the only one in it, where both have one name."""
+        for lower in range(number - 1, number - _NESTED, -1):
+            place = self._places.get(lower)
+            if place is not None:
+                return place if self._match.run.events[place].name == name else None
+        return None
 
 
 def _list_memory(event: KernelEvent) -> dict[str, int]:
