@@ -416,6 +416,38 @@ def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
     assert ours["fvflops"]["about"] == run.about()
 
 
+def test_with_stacks_events_are_in_the_python_functions_that_made_them(tmp_path):
+    model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+    run = profile_kernels(model, x, loss=LOSSES["training"], repeat=2, with_stack=True)
+    match = run.match()
+    sums = sums_of_steps(match)
+    assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
+    assert run.ledger().told_elsewhere == () and len(match.whole_steps()) == 2
+    theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
+    rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
+    assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)
+    for row in rows:
+        assert row.cpu_time_total == pytest.approx(theirs[row.key, row.stack].cpu_time_total)
+    run.export_chrome_trace(tmp_path / "stacks.json")
+    events = json.loads((tmp_path / "stacks.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "python_function" for event in events)
+
+
+def test_torchs_own_trace_handler_writes_our_trace(tmp_path):
+    model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+    handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="worker")
+    with KernelProfile(model, schedule=schedule(warmup=1, active=1, repeat=2), on_trace_ready=handler) as run:
+        for _ in range(4):
+            model(x)
+            run.step()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    for file in files:
+        events = json.loads(file.read_text())["traceEvents"]
+        (step,) = [event for event in events if event["name"].startswith("ProfilerStep") and event["ph"] == "X"]
+        assert step["args"]["FLOPs"] == run.total() > 0
+
+
 def test_tables_are_sorted_limited_and_told_apart_by_module():
     run = profile_kernels(make_convnet(), torch.randn(2, 3, 8, 8), repeat=2)
     rows = run.key_averages(group_by_module=True)
@@ -550,6 +582,24 @@ def test_a_crash_keeps_the_steps_that_were_measured():
     assert run.match().whole_steps() == [0, 1]
     assert run.trace().about["runs"] == "2" and run.total() == 24
     assert run.about()[0].startswith("torch.profiler's times of 2 steps")
+
+
+def test_what_on_trace_ready_raises_is_raised_once_torch_profiler_is_done():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+
+    def fail(run):
+        raise ZeroDivisionError(run.total())
+
+    with (
+        pytest.raises(ZeroDivisionError, match="24"),
+        KernelProfile(model, schedule=schedule(warmup=1, active=1), on_trace_ready=fail) as run,
+    ):
+        for _ in range(4):
+            model(x)
+            run.step()
+    assert run.step_num == 2
+    with pytest.raises(TraceError, match="no FLOPs"), KernelProfile(model, on_trace_ready=fail):
+        model(x)
 
 
 def test_a_function_is_profiled_too():

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from fvflops import paths
@@ -110,6 +111,7 @@ class KernelProfile:
         self._match: KernelMatch | None = None
         self._saved: tuple[KernelRun | None, tempfile.TemporaryDirectory[str] | None] = (None, None)
         self._complete = True
+        self._failure: BaseException | None = None
         self._stage = "new"  # in the with block "open", and then "closed"
         self._step = 0
         self._stack = ExitStack()
@@ -118,6 +120,8 @@ class KernelProfile:
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
+            # Without it torch.profiler keeps the stacks to itself, and its own rows cannot be told apart by them.
+            experimental_config=_ExperimentalConfig(verbose=True) if with_stack else None,
             schedule=None if schedule is None else self._decide,
             on_trace_ready=self._end_cycle,
         )
@@ -143,6 +147,8 @@ class KernelProfile:
         finally:
             with self._stack:
                 self._profiler.__exit__(kind, error, traceback)
+        if error is None:
+            self._raise_failure()
         if self._chrome_trace is not None and self._run is not None:
             self.export_chrome_trace(self._chrome_trace)
 
@@ -163,6 +169,7 @@ class KernelProfile:
         self._end_count()
         self._step += 1
         self._profiler.step()
+        self._raise_failure()
         self._begin_count()
 
     def count(self, run: Callable[[], Any]) -> KernelProfile:
@@ -261,14 +268,16 @@ class KernelProfile:
             )
         elif ledger.told_elsewhere:
             lines.append(f"without an event, and so told of their modules: {_list(ledger.told_elsewhere)}")
-        if ledger.no_op:
-            lines.append(f"events without FLOPs, since no op of the count is theirs: {_list(ledger.no_op)}")
+        unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
+        if unknown:
+            lines.append(f"events without FLOPs, since no op of the count is theirs: {_list(unknown)}")
         return lines
 
-    def export_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
 
-        A path that cannot be written raises OSError before anything is done.
+        A path that cannot be written raises OSError before anything is done. `use_python_export` is there for
+        torch.profiler's handlers, which pass it: its other way to write the file is not used.
         """
         name = _check_path(path)
         match = self.match()
@@ -285,6 +294,10 @@ class KernelProfile:
             self._profiler.export_chrome_trace(os.path.join(folder.name, "trace.json"))
             self._saved = self._run, folder
         return os.path.join(folder.name, "trace.json")
+
+    def _is_free(self, name: str) -> bool:
+        row = self._table.row(name)
+        return row is not None and row.kind == "free"
 
     def _clock(self) -> tuple[int, int]:
         """Return how many whole steps there are, and what they took."""
@@ -333,6 +346,19 @@ class KernelProfile:
         return wrapped or any(module._compiled_call_impl is not None for module in self._reading.names)
 
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
+        # An error must not pass through torch.profiler, which would then stop a second time what has been stopped, and
+        # with it the process: it is raised when that is done.
+        try:
+            self._take_cycle(profiler)
+        except BaseException as error:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _take_cycle(self, profiler: torch.profiler.profile) -> None:
         run = read_run(profiler, self._reading, complete=self._complete)
         steps = sum(event.kind == "step" for event in run.events)
         if run.events and (self._run is None or self._complete or steps > 1):

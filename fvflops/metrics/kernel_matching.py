@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,8 @@ from fvflops.trace.kernels import KernelEvent, KernelLedger, KernelRun
 # takes the next event of its name that is no further off than this.
 _PAIRS, _WINDOW = 6_000_000, 400
 _COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "memory_after", "memory_peak")}
+# What autograd calls in the place of an op unless somebody watches.
+_OTHERWISE = {"aten::_index_put_impl_": "aten::index_put_"}
 _ALL = tuple(column for columns in _COLUMNS.values() for column in columns)
 
 
@@ -70,7 +72,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
     calls = None if trace is None else _Calls(trace, pricer)
     walk = _Walk(run, children, calls)
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
-        walk.match_step([place for place in children[-1] if steps[place] == number])
+        walk.match_step(_list_roots(run, children, steps, number))
     modules, phases = _find_owners(run, walk.places, trace)
     self_flops = tuple([walk.flops.get(place) for place in range(len(run.events))])
     return KernelMatch(
@@ -145,16 +147,24 @@ def _number_steps(run: KernelRun) -> tuple[int, ...]:
         return (0,) * len(run.events)
     starts = [event.start_ns for event in spans]
     numbers: list[int] = []
+    seen = 0
     for event in run.events:
-        if event.parent >= 0:
-            numbers.append(numbers[event.parent] if event.kind != "device" else -1)
-            continue
-        number = bisect_left(starts, event.start_ns + 1) - 1
-        numbers.append(number if number >= 0 and event.start_ns < spans[number].end_ns else -1)
-    for place, event in enumerate(run.events):
-        if event.kind == "device" and event.parent >= 0:
-            numbers[place] = numbers[event.parent]
+        if event.kind == "step":
+            number, seen = seen, seen + 1
+        elif 0 <= event.parent < len(numbers):
+            number = numbers[event.parent]
+        else:
+            number = bisect_right(starts, event.start_ns) - 1
+            if number < 0 or event.start_ns >= spans[number].end_ns:
+                number = -1
+        numbers.append(number)
     return tuple(numbers)
+
+
+def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
+    """Return the events of a step that are in no other of it: its own, first, and those on other threads."""
+    inside = [place for place, event in enumerate(run.events) if event.kind == "step" and steps[place] == number]
+    return inside + [place for place in children[-1] if steps[place] == number and run.events[place].kind != "step"]
 
 
 @dataclass(slots=True)
@@ -348,10 +358,10 @@ _Names = Sequence[tuple[str, str]]
 def _align(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
     """Return which of the names is which of those that are wanted, both in order, as pairs of positions.
 
-    What is inside of one that was taken, up to its end, is not taken beside it. An op and the same in place are one:
+    What is inside of one that was taken, up to its end, is not taken beside it. An op and the same in place are one, as
     autograd adds gradients in place unless somebody watches.
     """
-    names, wanted = list(map(_in_place_or_not, names)), list(map(_in_place_or_not, wanted))
+    names, wanted = list(map(_plain, names)), list(map(_plain, wanted))
     kept = set(wanted)
     chosen = [position for position, name in enumerate(names) if name in kept]
     few = [names[position] for position in chosen]
@@ -365,8 +375,9 @@ def _align(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int
     return [(chosen[position], token) for position, token in pairs]
 
 
-def _in_place_or_not(name: tuple[str, str]) -> tuple[str, str]:
-    return (name[0], name[1].removesuffix("_")) if name[0] == "op" else name
+def _plain(name: tuple[str, str]) -> tuple[str, str]:
+    kind, text = name
+    return (kind, _OTHERWISE.get(text, text).removesuffix("_")) if kind == "op" else name
 
 
 def _take_next(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:

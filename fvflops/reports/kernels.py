@@ -106,7 +106,7 @@ def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
     if any(row.input_shapes for row in rows):
         columns.append(("Input Shapes", lambda row: row.input_shapes[:80]))
     if any(row.stack for row in rows):
-        columns.append(("Source Location", lambda row: " < ".join(map(show, row.stack))))
+        columns.append(("Source Location", lambda row: " < ".join(map(_cut, row.stack))))
     return columns
 
 
@@ -116,7 +116,10 @@ def _cut(name: str) -> str:
 
 
 def _time(microseconds: float) -> str:
-    return format_seconds(microseconds / 1e6) if microseconds else "0"
+    if not microseconds:
+        return "0"
+    # torch.profiler's own time of a Python function that begins in one event and ends in another is below nothing.
+    return ("-" if microseconds < 0 else "") + format_seconds(abs(microseconds) / 1e6)
 
 
 def _bytes(count: int) -> str:
