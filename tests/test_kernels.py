@@ -5,7 +5,7 @@ import json
 import logging
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from fvflops.capture.kernels import read_events
 from fvflops.capture.record import record_call
 from fvflops.formulas import load_table
 from fvflops.metrics import TablePricer
+from fvflops.metrics.handles import HandlePricer
 from fvflops.metrics.kernel_matching import _align, lay_over, match_kernels
 from fvflops.metrics.kernel_sums import sum_kernels
 from fvflops.metrics.timeline import build_timeline
@@ -335,6 +336,37 @@ def test_compiled_code_is_timed_as_it_is_and_counted_as_the_model(backend):
         compiled(x)
     assert not counters["frames"]  # nothing was compiled again, neither under the profile nor after it
     torch._dynamo.reset()
+
+
+def test_in_a_loop_over_compiled_code_nothing_is_compiled_in_an_active_step():
+    """The first step is recorded, eagerly; the next one compiles, and is not yet active."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled, x = torch.compile(model, backend="aot_eager"), torch.randn(3, 8)
+    with KernelProfile(compiled, schedule=schedule(wait=1, warmup=1, active=2, repeat=1)) as run:
+        for _ in range(4):
+            compiled(x).sum().backward()
+            run.step()
+    assert run.total() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x wants no gradient
+    names = {event.name for event in run.match().run.events}
+    assert "CompiledFunction" in names and not any("compile_inner" in name for name in names)
+    assert sums_of_steps(run.match()) == {0: run.total(), 1: run.total()}
+    torch._dynamo.reset()
+
+
+def test_a_handle_of_a_module_is_told_of_its_calls():
+    table = load_table("default")
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8)), torch.randn(5, 1, 4)
+    run = profile_kernels(model, x, repeat=1)
+    pricer = HandlePricer(TablePricer(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})})
+    match = match_kernels(run.match().run, record_call(model, (x,), stops_at=pricer.stops_at), pricer)
+    own = [
+        match.self_flops[place]
+        for place, event in enumerate(match.run.events)
+        if event.kind == "module" and event.module
+    ]
+    assert own == [0, 1000] and match.total == 5 * 16 + 1000
+    assert sums_of_steps(match) == {0: match.total}
 
 
 def test_modules_that_were_compiled_in_place_are_marked_and_put_back():

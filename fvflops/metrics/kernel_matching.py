@@ -69,7 +69,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
     """
     children = _children(run)
     steps = _number_steps(run)
-    calls = None if trace is None else _Calls(trace, pricer)
+    calls = None if trace is None else _build_calls(trace, pricer)
     walk = _Walk(run, children, calls)
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
         walk.match_step(_list_roots(run, children, steps, number))
@@ -85,7 +85,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
         places=walk.places,
         ledger=walk.ledger(),
         trace=trace,
-        total=None if calls is None else calls.root.total(),
+        total=None if calls is None else calls.total(),
     )
 
 
@@ -191,46 +191,48 @@ class _Call:
             yield from call.ops()
 
 
-class _Calls:
-    """The calls of a Trace, one in another; those of all threads stand in one order, since they wait for each other."""
+def _build_calls(trace: Trace, pricer: Pricer) -> _Call:
+    """Return the calls of a Trace, one in another; those of all threads in one order, since they wait for each other.
 
-    def __init__(self, trace: Trace, pricer: Pricer) -> None:
-        self.root = _Call("root", "")
-        priced = price_regions(trace, pricer)
-        covered = find_covered(trace, priced)
-        opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
-        for index, event in enumerate(trace.events or ()):
-            around = opened.setdefault((event.rank, event.thread), [])
-            outer = around[-1][1] if around else self.root
-            known = (event.stack, event.phase) not in covered
-            if event.kind == "op":
-                signature = trace.signatures[event.item]
-                flops = _sum(pricer.price_op(signature)) if known else 0
-                outer.inner.append(_Call("op", signature.packet, index, flops))
-            elif event.kind == "enter":
-                region = trace.regions[event.item]
-                call = outer
-                if region.kind == "module":
-                    call = _Call("module", region.name)
-                    outer.inner.append(call)
-                around.append((event.item, call))
-            elif event.kind == "exit":
-                self._exit(trace, index, event, around)
-                if event.item in priced and known and not event.raised:
-                    target = self._ended if self._ended is not None else outer
-                    target.flops = (target.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+    What a region counts for that is no module is told of the module around it.
+    """
+    root = _Call("root", "")
+    priced = price_regions(trace, pricer)
+    covered = find_covered(trace, priced)
+    opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
+    for index, event in enumerate(trace.events or ()):
+        around = opened.setdefault((event.rank, event.thread), [])
+        outer = around[-1][1] if around else root
+        known = (event.stack, event.phase) not in covered
+        if event.kind == "op":
+            signature = trace.signatures[event.item]
+            flops = _sum(pricer.price_op(signature)) if known else 0
+            outer.inner.append(_Call("op", signature.packet, index, flops))
+        elif event.kind == "enter":
+            region = trace.regions[event.item]
+            if region.kind == "module":
+                call = _Call("module", region.name)
+                outer.inner.append(call)
+                outer = call
+            around.append((event.item, outer))
+        elif event.kind == "exit":
+            number = trace.region_signatures[event.item].region
+            ended = _leave(around, number)
+            if ended is not None and trace.regions[number].kind == "module":
+                ended.index = index
+            if event.item in priced and known and not event.raised:
+                told = outer if ended is None else ended
+                told.flops = (told.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+    return root
 
-    _ended: _Call | None = None
 
-    def _exit(self, trace: Trace, index: int, event: Event, around: list[tuple[int, _Call]]) -> None:
-        region = trace.region_signatures[event.item].region
-        self._ended = None
-        if any(opened == region for opened, _ in around):
-            while around[-1][0] != region:
-                around.pop()
-            _, self._ended = around.pop()
-            if trace.regions[region].kind == "module":
-                self._ended.index = index
+def _leave(around: list[tuple[int, _Call]], region: int) -> _Call | None:
+    """Return the call that the end of a region ends, with all that was left open in it; None where it has no begin."""
+    if all(opened != region for opened, _ in around):
+        return None
+    while around[-1][0] != region:
+        around.pop()
+    return around.pop()[1]
 
 
 def _sum(amounts: Sequence[Amount]) -> int | None:
@@ -241,7 +243,7 @@ def _sum(amounts: Sequence[Amount]) -> int | None:
 class _Walk:
     """A walk over the steps of a run beside the calls of a Trace."""
 
-    def __init__(self, run: KernelRun, children: Mapping[int, list[int]], calls: _Calls | None) -> None:
+    def __init__(self, run: KernelRun, children: Mapping[int, list[int]], calls: _Call | None) -> None:
         self._events = run.events
         self._children = children
         self._calls = calls
@@ -256,7 +258,7 @@ class _Walk:
         """Match the events of one step, of which `roots` are in no other."""
         assert self._calls is not None
         step = next((place for place in roots if self._events[place].kind == "step"), None)
-        self._match(self._calls.root, roots, step)
+        self._match(self._calls, roots, step)
 
     def ledger(self) -> KernelLedger:
         """Return what has found each other, and what has not."""

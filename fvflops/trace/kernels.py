@@ -59,19 +59,11 @@ class KernelRun:
 
     `device` is the kind of device that was watched beside the CPU, "" for none. `complete` is False where the program
     raised: then its last step is no whole one.
-
-    >>> run = KernelRun((KernelEvent("aten::mm", "op", duration_ns=5), KernelEvent("aten::empty", "op", parent=0)))
-    >>> [event.name for event in run.roots()]
-    ['aten::mm']
     """
 
     events: tuple[KernelEvent, ...]
     device: str = ""
     complete: bool = True
-
-    def roots(self) -> list[KernelEvent]:
-        """Return the events that are in no other."""
-        return [event for event in self.events if event.parent < 0]
 
 
 @dataclass(frozen=True, slots=True)
