@@ -390,6 +390,16 @@ def counted_runs(limit: float = math.inf, error: type[BaseException] = RuntimeEr
     return Counting(), runs
 
 
+def test_what_a_training_step_keeps_is_its_gradients_and_its_result():
+    model = build("lenet5")
+    profile = ProfileAnalysis(model, torch.randn(2, 1, 28, 28), loss=torch.sum, warmup=0, repeat=1)
+    kept = {name: line.kept for name, line in profile.measured().module_lines().items()}
+    # Gradients of four bytes, the result of 2 × 10, the loss, and its gradient, which autograd holds to the end.
+    assert kept[""] == 4 * (sum(parameter.numel() for parameter in model.parameters()) + 2 * 10 + 1 + 1)
+    # In no block are the loss and its gradient, one number, which stands for that of the result too.
+    assert kept["classifier"] + kept["features"] == kept[""] - 4 * 2
+
+
 def test_a_schedule_says_which_runs_are_measured():
     model, runs = counted_runs()
     seen: list[tuple[int, int]] = []

@@ -261,6 +261,9 @@ class _Walk:
         self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.outside_ns = 0
+        # Of each thread the memory of the modules that the last op of a backward pass or a step belongs to, and what
+        # was held after it.
+        self._last: dict[int, tuple[list[_Memory], int]] = {}
 
     def run(self) -> None:
         """Walk over all events."""
@@ -305,9 +308,15 @@ class _Walk:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
         self.operator_memory[phase][operator].add(*memory)
+        # What autograd lets go when it is done with an op, it lets go before the next one.
+        owners, held = self._last.pop(event.thread, ([], 0))
+        for owner in owners:
+            owner.kept += event.memory_before - held
         if phase in BY_OWNER:
-            for name in self.modules_of(scope, phase):
-                self.module_memory[phase][name].add(*memory)
+            owners = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
+            for owner in owners:
+                owner.add(*memory)
+            self._last[event.thread] = owners, event.memory_after
             return
         if not scope:
             self.module_memory[phase][""].add(*memory)
