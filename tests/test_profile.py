@@ -119,8 +119,8 @@ def test_memory_is_what_the_run_made_and_still_holds():
         read_times(run.trace())
 
 
-def test_a_profile_is_the_median_of_its_runs_and_leaves_no_trace(clock):
-    waits = iter([90, 5, 1, 3])  # one to warm up
+def test_a_profile_is_the_middle_of_its_runs_and_leaves_no_trace(clock):
+    waits = iter([90, 70, 5, 50, 1, 60, 3])  # one to warm up, and then one that watches ops and one that does not
 
     class Changing(nn.Module):
         def __init__(self):
@@ -134,14 +134,14 @@ def test_a_profile_is_the_median_of_its_runs_and_leaves_no_trace(clock):
     model = Changing().train()
     profile = ProfileAnalysis(model, torch.randn(8, 4), warmup=1, repeat=3, table="exact")
     assert milliseconds(profile.times().modules["forward"][""]) == (1, 3, 3)
-    assert profile.trace().about["runs"] == "3"
+    assert profile.trace().about["runs"] == "3" and profile.measured().about["clocked"] == "3 runs"
     assert int(model.norm.num_batches_tracked) == 0
     assert profile.total() == FlopCountAnalysis(nn.BatchNorm1d(4), torch.randn(8, 4), table="exact").total()
     assert Trace.from_json(profile.trace().to_json()) == profile.trace()
 
 
 def test_runs_that_differ_are_told():
-    lengths = iter([1, 2, 1, 1])
+    lengths = iter([1, 1, 2, 2, 1, 1, 1, 1])  # each run twice: ops are watched, and then modules only
 
     class Growing(nn.Module):
         def forward(self, x):

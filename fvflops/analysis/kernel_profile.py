@@ -20,9 +20,10 @@ from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
 from fvflops.capture.kernels import module_ranges, read_run
+from fvflops.capture.module_clock import unchanged
 from fvflops.capture.reading import Reading
 from fvflops.capture.record import Loss, Model, record_call
-from fvflops.capture.restore import Snapshot, leaves_of
+from fvflops.capture.restore import leaves_of
 from fvflops.capture.session import Session
 from fvflops.capture.signature import tensors_of
 from fvflops.formulas import FormulaTable, load_table
@@ -466,20 +467,12 @@ class _Gradients:
 @contextmanager
 def _unchanged(reading: Reading, inputs: Any, gradients: _Gradients) -> Iterator[None]:
     """Leave a model, its buffers and gradients, and its inputs, as they were; inside there are no gradients first."""
-    snapshot = Snapshot(reading, inputs)
-    given = [tensor for tensor in tensors_of(inputs) if not tensor.is_meta]
-    buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
-    held = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *given)]
-    gradients.hold((*reading.tensors, *given))
-    try:
-        yield
-    finally:
-        gradients.restore()
-        with torch.no_grad():
-            for tensor, before in held:
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
-        snapshot.restore()
+    with unchanged(reading, inputs):
+        gradients.hold((*reading.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
+        try:
+            yield
+        finally:
+            gradients.restore()
 
 
 class _EventArgs:

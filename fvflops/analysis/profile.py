@@ -18,6 +18,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.text import tell_about
 from fvflops.capture.model import unwrap_compiled
+from fvflops.capture.module_clock import clock_modules
 from fvflops.capture.record import Loss, Model, record_call
 from fvflops.capture.signature import tensors_of
 from fvflops.formulas import FormulaTable
@@ -44,8 +45,11 @@ class ProfileAnalysis(FlopCountAnalysis):
     of which those are measured that the schedule makes active. With `loss`, a function of the result that returns a
     scalar, a run goes on through the backward pass. The model, its gradients and the inputs are left as they were.
     `measure` is {"time"}, {"memory"} or both. `on_run` is called after each run with how many are done and how many
-    there will be. What watching took is subtracted from modules' times and told in `trace().about`. On CUDA an op's
-    time is the device's; a compiled model is run eagerly, so that its times are not those of compiled code.
+    there will be. What modules take in the forward pass is clocked in as many runs more, in which no op is watched; the
+    times in `trace()` itself, which exports show, are those of the runs in which ops are, less what watching took. On
+    CUDA an op's time is the device's, and memory that of the allocator; on a CPU memory is that of the storages, and
+    `profile_kernels(profile_memory=True)` knows the allocator's. A compiled model is run eagerly, so that its times are
+    not those of compiled code: for these too there is `profile_kernels`.
 
     A run that raises ends the recording; `salvage()` then has what was measured before.
 
@@ -82,6 +86,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         self._on_run = on_run
         self._compiled = isinstance(model, nn.Module) and unwrap_compiled(model) is not model
         self._measured: list[Trace] = []
+        self._clocked: list[Trace] = []
         self._broken = ""
 
     @property
@@ -91,16 +96,14 @@ class ProfileAnalysis(FlopCountAnalysis):
 
     def times(self) -> Times:
         """Return the times of modules and operators."""
-        return read_times(self.trace())
+        return read_times(self._clock(self.trace()))
 
     def measured(self, *, device: str | Device | None = None) -> Measured:
         """Return what modules and operators took beside what they come to, as plain data.
 
         With a `device`, a name as `roofline` takes it or a Device, there is the least time that it needs too.
         """
-        bound = None if device is None else roofline(self.trace(), device=device, table=self._table or "exact")
-        found = measure_lines(self.trace(), self.counts(), self._pricer(), bound)
-        return replace(found, about=tell_about(self))
+        return self._measure_lines(self._clock(self.trace()), device)
 
     def table(
         self,
@@ -121,7 +124,8 @@ class ProfileAnalysis(FlopCountAnalysis):
         `device`, a name as `roofline` takes it or a Device, adds the share of its roofline. A view, phase or order that
         does not exist raises ValueError, a phase that was not run TraceError.
         """
-        found = self.measured(device=device)
+        # The times of operators add up with those of the runs in which they were watched.
+        found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
         return measured_report.render(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
@@ -163,6 +167,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         found._counts = found._by_both = None
         return found
 
+    def _measure_lines(self, trace: Trace, device: str | Device | None) -> Measured:
+        bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
+        found = measure_lines(trace, self.counts(), self._pricer(), bound)
+        return replace(found, about={**tell_about(self), "clocked": trace.about.get("clocked", "")})
+
     def _sift(self, phase: str | None, ignore: Collection[str]) -> tuple[tuple[OpCall, ...], Counter[str]]:
         """Return the op calls of a phase but for those to ignore, and how often each of these ran."""
         trace = self.trace()
@@ -180,7 +189,7 @@ class ProfileAnalysis(FlopCountAnalysis):
             raise ValueError(
                 "a profile needs numbers, and there are none on the meta device: build the model on one that computes"
             )
-        self._measured, self._broken = [], ""
+        self._measured, self._clocked, self._broken = [], [], ""
         for index, action in enumerate(self._plan):
             try:
                 trace = record_call(
@@ -193,15 +202,23 @@ class ProfileAnalysis(FlopCountAnalysis):
                     quiet=self._tracer_warnings == "none",
                     measure=() if action == "none" else self._measure,
                 )
+                clocked = self._clock_modules(args, kwargs) if action in ACTIVE else []
             except BaseException as error:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 self._broken = f"run {index + 1} of {len(self._plan)} was broken off by {' '.join(what.split())}"
                 raise
             if action in ACTIVE:
                 self._measured.append(trace)
+                self._clocked += clocked
             if self._on_run is not None:
                 self._on_run(index + 1, len(self._plan))
         return self._finish(self._measured)
+
+    def _clock_modules(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Trace]:
+        """Return the times of one forward pass in which no op is watched, if that can be told."""
+        if "time" not in self._measure or self._compiled or not isinstance(self._model, nn.Module):
+            return []
+        return [clock_modules(self._model, args, kwargs, gradients=self._loss is not None)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = take_middle(traces)
@@ -216,12 +233,37 @@ class ProfileAnalysis(FlopCountAnalysis):
             about["broken off"] = f"{self._broken}: this is what was measured before"
         return replace(trace, about=about)
 
+    def _clock(self, trace: Trace) -> Trace:
+        """Return the Trace with the times that modules' calls take in the forward pass when no op is watched."""
+        places = _ends_of_modules(trace)
+        names = list(places.values())
+        if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
+            return trace  # the model did not do the same each time
+        clocked = take_middle(self._clocked).events or ()
+        times = [event.duration_ns for event in clocked if event.kind == "exit"]
+        events = list(trace.events or ())
+        for place, duration in zip(places, times, strict=True):
+            events[place] = events[place]._replace(duration_ns=duration)
+        about = {**trace.about, "clocked": format_quantity(len(self._clocked), "run")}
+        return replace(trace, events=tuple(events), about=about)
+
     def _describe_device(self) -> str:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
         device = next((tensor.device for tensor in _tensors(self._model, args, kwargs)), torch.device("cpu"))
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)
+
+
+def _ends_of_modules(trace: Trace) -> dict[int, str]:
+    """Return the places at which calls of modules end in the forward pass, and the modules' names."""
+    ends = [(place, event) for place, event in enumerate(trace.events or ()) if event.kind == "exit"]
+    regions = {
+        place: trace.regions[trace.region_signatures[event.item].region]
+        for place, event in ends
+        if event.phase == "forward"
+    }
+    return {place: region.name for place, region in regions.items() if region.kind == "module"}
 
 
 def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

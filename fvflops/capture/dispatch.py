@@ -77,7 +77,7 @@ class RecordingMode(WrapperAware):
         kwargs = {} if kwargs is None else kwargs
         recorder = self.recorder
         meter = recorder.meter
-        came = 0 if meter is None else meter.now()
+        came = 0 if meter is None else meter.clock()
         if types and is_foreign(types):
             return self.leave_to_wrapper(func, types, args, kwargs)
         if recorder.paused or is_fake(types):
@@ -93,6 +93,8 @@ class RecordingMode(WrapperAware):
         if looks_inside and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
             with self:
+                if meter is not None:
+                    meter.lost += meter.clock() - came + meter.per_op
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
@@ -102,13 +104,14 @@ class RecordingMode(WrapperAware):
             number, writes = self._calls.look(schema, noted, result)
             recorder.add(number, noted[2], writes)
             return result
-        begun = meter.begin()
+        begun, clock = meter.begin(), meter.clock
+        begun.ns = clock()
         result = run(*args, **kwargs)
-        duration = meter.end(begun)
-        ended = meter.now()
+        ended = clock()
+        duration = meter.end(begun, ended)
         number, writes = self._calls.look(schema, noted, result)
         recorder.add(number, noted[2], writes, meter.columns(begun, duration))
-        meter.lost += begun.ns - came + meter.now() - ended + meter.per_op
+        meter.lost += begun.ns - came + clock() - ended + meter.per_op
         return result
 
     def knows(self, tensors: list[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,13 +14,16 @@ MEASURES = ("time", "memory")
 _CALLS, _ROUNDS = 100, 5
 
 
-class Begun(NamedTuple):
-    """What was read when an op or a region began."""
+class Begun:
+    """What was read when an op or a region began; the clock `ns` last, as what is done after it is timed too."""
 
-    ns: int
-    lost: int
-    event: Any
-    memory: int | None
+    __slots__ = ("event", "lost", "memory", "ns")
+
+    def __init__(self, lost: int, event: Any, memory: int | None) -> None:
+        self.ns = 0
+        self.lost = lost
+        self.event = event
+        self.memory = memory
 
 
 class _Passing(TorchDispatchMode):
@@ -53,14 +56,12 @@ class Meter:
         self.lost = 0
         self.live = 0
         self.per_op = _time_dispatch() if self._time else 0
-        self._origin = perf_counter_ns()
-
-    def now(self) -> int:
-        """Return the time in ns since the meter was made."""
-        return perf_counter_ns() - self._origin
+        # Read first and last around an op, without a function of ours between: after a kernel that would take long.
+        self.clock = perf_counter_ns
+        self._origin = self.clock()
 
     def begin(self) -> Begun:
-        """Return what is to be known of an op or a region that begins now."""
+        """Return what is to be known of an op or a region that begins now, but for the clock, which is to be read."""
         event = memory = None
         if self._memory:
             memory = self.live if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
@@ -69,11 +70,11 @@ class Meter:
         if self._time and self._cuda is not None:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-        return Begun(self.now(), self.lost, event, memory)
+        return Begun(self.lost, event, memory)
 
-    def end(self, begun: Begun) -> Any:
+    def end(self, begun: Begun, now: int) -> Any:
         """Return the time in ns since something began, less what was lost meanwhile; on CUDA what will tell it."""
-        passed = self.now() - begun.ns - (self.lost - begun.lost)
+        passed = now - begun.ns - (self.lost - begun.lost)
         if begun.event is None:
             return passed
         event = torch.cuda.Event(enable_timing=True)
@@ -82,7 +83,7 @@ class Meter:
 
     def columns(self, begun: Begun, duration: Any) -> tuple[Any, ...]:
         """Return the columns of an event from `start_ns` on."""
-        times = (begun.ns, duration) if self._time else (None, None)
+        times = (begun.ns - self._origin, duration) if self._time else (None, None)
         if begun.memory is None:
             return times
         if self._cuda is None:

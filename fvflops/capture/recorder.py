@@ -160,7 +160,7 @@ class Recorder(Strand):
     def enter(self, region: int, values: Any) -> int:
         """Push a region and return the token that `leave` wants back; `values` are its arguments."""
         meter = self.meter
-        came = 0 if meter is None else meter.now()
+        came = 0 if meter is None else meter.clock()
         inputs: tuple[Value, ...]
         if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
             inputs = values[0].metadata.alone
@@ -182,19 +182,22 @@ class Recorder(Strand):
         if meter is None:
             opened.append(Opened(region, outer, base, inputs, node, None))
             return token
-        meter.lost += meter.now() - came
-        opened.append(Opened(region, outer, base, inputs, node, meter.begin()))
+        begun = meter.begin()
+        opened.append(Opened(region, outer, base, inputs, node, begun))
+        begun.ns = meter.clock()
+        meter.lost += begun.ns - came
+        begun.lost = meter.lost
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
+        meter = self.meter
+        left = 0 if meter is None else meter.clock()
         strand = self.here() if self.backward else self
         region, outer, base, inputs, _, begun = strand.opened[token]
         measured: tuple[Any, ...] = ()
-        meter, left = self.meter, 0
         if meter is not None and begun is not None:
-            duration = meter.end(begun)
-            left = meter.now()
+            duration = meter.end(begun, left)
             measured = None, *meter.columns(begun, duration)
         del strand.opened[token:]
         if self.backward:
@@ -223,7 +226,7 @@ class Recorder(Strand):
             row = ("exit", number, base, phase, strand.thread_number, (), (), error is not None)
             self.events.append((*row, *measured))
         if meter is not None:
-            meter.lost += meter.now() - left
+            meter.lost += meter.clock() - left
 
     def inside(self, stack: int, region: int) -> int:
         """Return the number of the stack that has one more region in it than another."""

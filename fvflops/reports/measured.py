@@ -266,6 +266,8 @@ def _tell_counting(measured: Measured) -> Iterator[str]:
             f"Watching took {format_seconds(lost)} more, {format_seconds(per_op)} of it at each op for the dispatcher: "
             "that is subtracted from the times."
         )
+    if about.get("clocked"):
+        yield f"What modules take forward is of {about['clocked']} more, in which no op was watched."
     if "compiled" in about:
         yield _sentence(about["compiled"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +17,7 @@ from benchmarking.figure import Figure, summarise_ratios, summarise_values
 from benchmarking.growth import GROWTHS, list_runs
 from benchmarking.probe import REPEATS, start_probe
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
+from fvflops import record
 from fvflops.zoo import build
 
 # The cases whose first count is measured in new processes too: a process a measurement takes seconds.
@@ -155,6 +157,30 @@ def train_really(effort: Effort) -> Section:
     return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
 
 
+def measure_really(effort: Effort) -> Section:
+    """Time what measuring adds to a real run: ResNet-50's forward pass, batch 8, on all cores of the CPU."""
+    name = "resnet50, batch 8, measured forward"
+    model, images = build("resnet50").eval(), torch.randn(8, 3, 224, 224)
+
+    def run(*measure: str) -> None:
+        with torch.no_grad(), record(model, measure=measure) if measure else nullcontext():
+            model(images)
+
+    runs = {
+        "plain": lambda: Run(run),
+        "time": lambda: Run(partial(run, "time")),
+        "time and memory": lambda: Run(partial(run, "time", "memory")),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        rounds = run_rounds(runs, Limits(2 * effort.limits.rounds, 60 * effort.limits.seconds, effort.limits.least))
+    finally:
+        torch.set_num_threads(threads)
+    pairs = [("time", "plain"), ("time and memory", "plain")]
+    return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
+
+
 def _ratios(name: str, rounds: Rounds, pairs: Iterable[tuple[str, str]]) -> list[Figure]:
     seconds = rounds.seconds
     return [
@@ -176,4 +202,5 @@ SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
     "real-run": [run_really],
     "real-training": [train_really],
+    "measuring": [measure_really],
 }
