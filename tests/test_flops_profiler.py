@@ -47,15 +47,18 @@ def theirs(tmp_path_factory):
 @pytest.fixture
 def clock(monkeypatch):
     """Let the meter read a clock that each beginning of an op or a module's call moves by a millisecond."""
-    now = [0]
+    now, coming = [0], [0]
     begin = meter.Meter.begin
 
-    def begin_and_move(self):
-        begun = begin(self)
-        now[0] += MILLISECOND
-        return begun
+    def read():
+        now[0], coming[0], seen = now[0] + coming[0], 0, now[0]
+        return seen
 
-    monkeypatch.setattr(meter, "perf_counter_ns", lambda: now[0])
+    def begin_and_move(self):
+        coming[0] = MILLISECOND  # once the beginning has been read
+        return begin(self)
+
+    monkeypatch.setattr(meter, "perf_counter_ns", read)
     monkeypatch.setattr(meter.Meter, "begin", begin_and_move)
 
 
