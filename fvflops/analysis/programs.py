@@ -1,0 +1,82 @@
+"""The exported program: what `torch.export` made of a model, run on its example inputs, its modules as they were."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.formulas import FormulaTable
+from fvflops.trace import ModuleTree, Trace
+
+
+def is_program(source: object) -> bool:
+    """Return whether this is a `torch.export.ExportedProgram`, without importing torch.export (which takes a second).
+
+    >>> is_program(nn.Linear(2, 2))
+    False
+    """
+    return any(kind.__name__ == "ExportedProgram" for kind in type(source).__mro__)
+
+
+def load_program(path: str | os.PathLike[str]) -> Any:
+    """Return the program that `torch.export.save` wrote; a file that holds none raises ValueError naming it."""
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise ValueError(f"{name}: there is no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own use of its own deprecated functions
+            return torch.export.load(name)
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name}: this is no program of torch.export: {type(error).__name__}: {said}") from error
+
+
+def record_program(
+    program: Any,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+    **options: Any,
+) -> Trace:
+    """Return the Trace of a program, with the module names and classes of the model that was exported.
+
+    Without `inputs` it runs on its example inputs; a program that has none raises ValueError. The other arguments are
+    those of FlopCountAnalysis.
+    """
+    if inputs is None and kwargs is None:
+        if program.example_inputs is None:
+            raise ValueError("the exported program keeps no example inputs: give inputs")
+        inputs, kwargs = program.example_inputs
+    module, classes = _unflatten(program)
+    flops = FlopCountAnalysis(module, inputs, kwargs=kwargs, table=table, **options)
+    trace = flops.trace()
+    places = {
+        name: replace(place, class_name=classes.get(name, place.class_name))
+        for name, place in trace.modules.places.items()
+    }
+    return replace(trace, modules=ModuleTree(places))
+
+
+def _unflatten(program: Any) -> tuple[nn.Module, dict[str, str]]:
+    """Return a module that runs the program, and name → class of the modules that it was made from."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = torch.export.unflatten(program)
+    except Exception:  # what has no hierarchy any more runs as one module
+        return program.module(), {}
+    classes = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        kind = part.type_name() if hasattr(part, "type_name") else None
+        if isinstance(kind, str):
+            classes[name] = kind.rpartition(".")[2]
+    return module, classes

@@ -1,0 +1,114 @@
+"""The git revisions: a factory as a commit has it, run in a process of its own from files of its own.
+
+The commit's files are written to a temporary directory by way of a temporary index: neither the working tree, nor the
+index, nor any ref of the repository is touched, and no hook runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+from fvflops.cli.apart import record_apart
+from fvflops.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A factory of a revision: the repository's folder, the full commit, the path from that folder, and the name."""
+
+    text: str
+    repository: str
+    commit: str
+    path: str
+    factory: str
+
+
+def find_revision(text: str) -> Revision | None:
+    """Return what `REV:file.py:factory` names, or None for a text of another form.
+
+    The path is looked for from the current folder, then from the repository's own. What git does not know raises
+    ValueError.
+    """
+    source, _, factory = text.rpartition(":")
+    revision, separator, path = source.partition(":")
+    if not separator or not revision or not factory or not path.endswith(".py") or os.path.isfile(source):
+        return None
+    folder = os.path.dirname(os.path.abspath(path)) if os.path.isabs(path) else os.getcwd()
+    repository = _git(folder, "rev-parse", "--show-toplevel", text=text)
+    commit = _git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}", text=text)
+    files = _git(repository, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, text=text).split("\0")
+    wanted = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    here = os.path.relpath(os.path.realpath(wanted), os.path.realpath(repository))
+    for candidate in (here.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
+        if candidate in files:
+            return Revision(text, repository, commit, candidate, factory)
+    near = get_close_matches(here, files, n=1)
+    hint = f": the nearest is {near[0]!r}" if near else ""
+    raise ValueError(f"{text}: the revision {revision} has no file {path!r}{hint}")
+
+
+def record_revision(revision: Revision, inputs: Sequence[str], arguments: argparse.Namespace) -> Trace:
+    """Return the Trace of a revision's factory, recorded in a process of its own; one that fails raises ValueError."""
+    with tempfile.TemporaryDirectory(prefix="fvflops-") as folder:
+        tree = os.path.join(os.path.realpath(folder), "tree")
+        os.mkdir(tree)
+        _write_files(revision, folder, tree)
+        repository = os.path.realpath(revision.repository)
+        # What the user's Python finds in the working tree is found in the revision's files.
+        move = partial(_move, repository=repository, tree=tree)
+        here = move(os.getcwd())
+        model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
+        try:
+            return record_apart(
+                revision.text,
+                model,
+                inputs,
+                arguments,
+                folder=here if here.startswith(tree) else tree,
+                move=move,
+            )
+        except ValueError as error:
+            raise ValueError(str(error).replace(tree + os.sep, "")) from None
+
+
+def _move(entry: str, *, repository: str, tree: str) -> str:
+    real = os.path.realpath(entry)
+    if real != repository and not real.startswith(repository + os.sep):
+        return entry
+    moved = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
+    # An environment that lies in the repository's folder is no part of the revision.
+    return moved if os.path.isdir(moved) else entry
+
+
+def _write_files(revision: Revision, folder: str, tree: str) -> None:
+    environment = {**os.environ, "GIT_INDEX_FILE": os.path.join(folder, "index")}
+    for command in (
+        ("read-tree", revision.commit),
+        ("checkout-index", "--all", "--force", f"--prefix={tree}/"),
+    ):
+        _git(revision.repository, *command, text=revision.text, environment=environment)
+
+
+def _git(folder: str, *command: str, text: str, environment: dict[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise ValueError(f"{text}: a revision needs git, which is not installed") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+        raise ValueError(f"{text}: git {command[0]}: {said}")
+    return done.stdout.removesuffix("\n")

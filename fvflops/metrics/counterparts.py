@@ -1,0 +1,229 @@
+"""The counterparts: which module of a second model stands for which of a first, under another name too.
+
+The rule, for the submodules of two modules that stand for each other, beginning with the two models:
+
+1. In a list (all names are numbers on both sides) the order counts: difflib aligns those that are alike in all that is
+   inside them (classes, shapes of parameters, counts); in the gaps between these, those alike in classes and shapes;
+   in the gaps left, those of one class; and gaps of one length on both sides are matched one by one.
+2. Elsewhere the name counts: one name and class; then, of the rest, those alike in all that is inside; alike in classes
+   and shapes; of one name; and at last two that are the only ones left of their class.
+
+Then a module without counterpart that holds parameters or counts anything stands for one anywhere else that is alike in
+all that is inside it, or in classes and shapes. Where one model as a whole stands in the other, they are matched there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from fvflops.trace import ModuleTree
+
+Pair = tuple[str, str]
+
+_MOST = 1_000_000  # pairs that difflib may look at; beyond, only the same beginning and end are aligned
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A tree as the rule sees it; equal numbers mean alike in class, in classes and shapes inside, or in all inside."""
+
+    order: tuple[str, ...]
+    children: Mapping[str, list[str]]
+    classes: Mapping[str, int]
+    shapes: Mapping[str, int]
+    whole: Mapping[str, int]
+    heavy: frozenset[str]
+
+
+# From alike in everything to alike in little.
+_LEVELS: Sequence[Callable[[_Look], Mapping[str, int]]] = (
+    lambda look: look.whole,
+    lambda look: look.shapes,
+    lambda look: look.classes,
+)
+
+
+def find_counterparts(
+    first: ModuleTree,
+    second: ModuleTree,
+    first_counts: Mapping[str, Hashable] | None = None,
+    second_counts: Mapping[str, Hashable] | None = None,
+) -> dict[str, str]:
+    """Return name in the first tree → name of its counterpart in the second, for the modules that have one.
+
+    The counts are whatever is equal for modules that cost the same, by name; a module without any is not named.
+
+    >>> from fvflops.trace import ModuleInfo
+    >>> one = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "act": "ReLU"}.items()})
+    >>> two = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "relu": "ReLU"}.items()})
+    >>> find_counterparts(one, two)
+    {'': '', 'act': 'relu'}
+    """
+    numbers: dict[Hashable, int] = {}
+    one = _look_at(first, first_counts or {}, numbers)
+    two = _look_at(second, second_counts or {}, numbers)
+    pairs: dict[str, str] = {}
+    taken: set[str] = set()
+    _descend(one, two, _find_root(one, two), pairs, taken)
+    for alike in _LEVELS[:2]:
+        for pair in list(_find_moved(one, two, alike, pairs, taken)):
+            if pair[0] not in pairs and pair[1] not in taken:
+                _descend(one, two, pair, pairs, taken)
+    return pairs
+
+
+def _look_at(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> _Look:
+    places = list(tree.modules())
+    names = {place.name for place in places}
+    children: dict[str, list[str]] = {place.name: [] for place in places}
+    for place in places:
+        if place.name:
+            parent = place.name.rpartition(".")[0]
+            children[parent if parent in names else ""].append(place.name)
+    classes: dict[str, int] = {}
+    shapes: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    heavy: set[str] = set()
+
+    def number(*parts: Hashable) -> int:
+        return numbers.setdefault(parts, len(numbers))
+
+    for place in reversed(places):  # a parent stands before its children
+        held = tuple(parameter.spec.shape for parameter in place.parameters)
+        inside = children[place.name]
+        classes[place.name] = number("class", place.class_name)
+        shapes[place.name] = number(classes[place.name], held, tuple(shapes.get(name) for name in inside))
+        count = counts.get(place.name)
+        whole[place.name] = number(shapes[place.name], count, tuple(whole.get(name) for name in inside), "whole")
+        if held or count or not heavy.isdisjoint(inside):
+            heavy.add(place.name)
+    return _Look(tuple(place.name for place in places), children, classes, shapes, whole, frozenset(heavy))
+
+
+def _find_root(one: _Look, two: _Look) -> Pair:
+    """Return the two modules to begin with: the models, or one of them and where it stands in the other."""
+    if one.whole[""] == two.whole[""]:
+        return "", ""
+    for alike in _LEVELS:
+        mine, yours = alike(one), alike(two)
+        if mine[""] == yours[""]:
+            return "", ""
+        inside = [name for name in two.order if yours[name] == mine[""]]
+        around = [name for name in one.order if mine[name] == yours[""]]
+        if len(inside) == 1:
+            return "", inside[0]
+        if len(around) == 1:
+            return around[0], ""
+    return "", ""
+
+
+def _descend(one: _Look, two: _Look, start: Pair, pairs: dict[str, str], taken: set[str]) -> None:
+    """Pair two modules and, by the rule, what is inside them."""
+    queue = [start]
+    while queue:
+        mine, yours = queue.pop()
+        pairs[mine] = yours
+        taken.add(yours)
+        left = [name for name in one.children[mine] if name not in pairs]
+        right = [name for name in two.children[yours] if name not in taken]
+        if left and right and all(map(_is_position, left)) and all(map(_is_position, right)):
+            levels = [(look(one), look(two)) for look in _LEVELS]
+            queue += _align(left, right, levels)
+        else:
+            queue += _match_names(one, two, left, right)
+
+
+def _is_position(name: str) -> bool:
+    return name.rpartition(".")[2].isdecimal()
+
+
+def _align(
+    left: list[str], right: list[str], levels: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
+) -> list[Pair]:
+    """Return the pairs of two sequences: by the first level, and in the gaps by the next ones."""
+    if not left or not right:
+        return []
+    if not levels:
+        return list(zip(left, right, strict=True)) if len(left) == len(right) else []
+    mine, yours = levels[0]
+    pairs: list[Pair] = []
+    at, there = 0, 0
+    ones, twos = [mine[name] for name in left], [yours[name] for name in right]
+    for start, begin, size in (*_find_blocks(ones, twos), (len(left), len(right), 0)):
+        pairs += _align(left[at:start], right[there:begin], levels[1:])
+        at, there = start + size, begin + size
+        pairs += zip(left[start:at], right[begin:there], strict=True)
+    return pairs
+
+
+def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (place in the first, place in the second, length) of what two sequences have in common, in order."""
+    shorter = min(len(left), len(right))
+    head = next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    rest = shorter - head
+    tail = next((index for index in range(rest) if left[-1 - index] != right[-1 - index]), rest)
+    yield 0, 0, head
+    one, two = left[head : len(left) - tail], right[head : len(right) - tail]
+    if len(one) * len(two) <= _MOST:
+        for start, begin, size in SequenceMatcher(None, one, two, autojunk=False).get_matching_blocks():
+            yield head + start, head + begin, size
+    yield len(left) - tail, len(right) - tail, tail
+
+
+def _match_names(one: _Look, two: _Look, left: list[str], right: list[str]) -> list[Pair]:
+    """Return the pairs of two sets of names."""
+
+    def key(name: str) -> str:
+        return name.rpartition(".")[2]
+
+    pairs: list[Pair] = []
+
+    def match(mine: Callable[[str], Any], yours: Callable[[str], Any]) -> None:
+        waiting: dict[Any, deque[str]] = {}
+        done = {name for pair in pairs for name in pair[1:]}
+        for name in right:
+            if name not in done:
+                waiting.setdefault(yours(name), deque()).append(name)
+        paired = {pair[0] for pair in pairs}
+        for name in left:
+            queue = waiting.get(mine(name)) if name not in paired else None
+            if queue:
+                pairs.append((name, queue.popleft()))
+
+    match(lambda name: (key(name), one.classes[name]), lambda name: (key(name), two.classes[name]))
+    match(one.whole.__getitem__, two.whole.__getitem__)
+    match(one.shapes.__getitem__, two.shapes.__getitem__)
+    match(key, key)
+    mine = Counter(one.classes[name] for name in set(left) - {pair[0] for pair in pairs})
+    yours = Counter(two.classes[name] for name in set(right) - {pair[1] for pair in pairs})
+    lone = {number for number in mine if mine[number] == yours[number] == 1}
+    match(
+        lambda name: one.classes[name] if one.classes[name] in lone else ("left", name),
+        lambda name: two.classes[name] if two.classes[name] in lone else ("right", name),
+    )
+    return pairs
+
+
+def _find_moved(
+    one: _Look,
+    two: _Look,
+    alike: Callable[[_Look], Mapping[str, int]],
+    pairs: Mapping[str, str],
+    taken: set[str],
+) -> Iterator[Pair]:
+    """Yield the pairs that stand at different places of the trees, what holds more first."""
+    waiting: dict[int, deque[str]] = {}
+    mine, yours = alike(one), alike(two)
+    for name in two.order:
+        if name not in taken and name in two.heavy:
+            waiting.setdefault(yours[name], deque()).append(name)
+    for name in one.order:
+        queue = waiting.get(mine[name]) if name not in pairs and name in one.heavy else None
+        while queue and queue[0] in taken:
+            queue.popleft()
+        if queue:
+            yield name, queue.popleft()

@@ -1,0 +1,162 @@
+"""The difference of two runs: what each module and operator came to before and after, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MEASURES = ("flops", "macs", "activations", "parameters")
+
+
+class Figures(NamedTuple):
+    """What something comes to; `calls` are of ops that do arithmetic, whether the table counts them or not."""
+
+    flops: int = 0
+    macs: int = 0
+    activations: int = 0
+    parameters: int = 0
+    calls: int = 0
+
+    def plus(self, other: Figures) -> Figures:
+        """Return the sum, figure by figure."""
+        return Figures(*(mine + yours for mine, yours in zip(self, other, strict=True)))
+
+
+class Change(NamedTuple):
+    """One number before and after.
+
+    >>> Change(40, 50).difference, Change(40, 50).ratio, Change(0, 3).ratio
+    (10, 1.25, None)
+    """
+
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """What came on top; less than 0 where it became less."""
+        return self.after - self.before
+
+    @property
+    def ratio(self) -> float | None:
+        """After by before; None where there was nothing before."""
+        return self.after / self.before if self.before else None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorChange:
+    """An operator's label with its figures before and after; it has no parameters.
+
+    `status` is the last of "counted", "free", "omitted" and "unknown" that any of its calls has.
+    """
+
+    label: str
+    status: str
+    before: Figures
+    after: Figures
+
+    def change(self, measure: str) -> Change:
+        """Return one of its figures, by its name in `MEASURES` or "calls"."""
+        return Change(getattr(self.before, measure), getattr(self.after, measure))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleChange:
+    """A module with what it did itself, without its submodules, before and after.
+
+    `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those of
+    its ops whose figures differ. `follows` says that a name differs only because that of a module around it does.
+    """
+
+    before_name: str | None
+    after_name: str | None
+    before_class: str
+    after_class: str
+    before: Figures
+    after: Figures
+    operators: tuple[OperatorChange, ...] = ()
+    follows: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name after the change, or before it where it was removed."""
+        return (self.before_name if self.after_name is None else self.after_name) or ""
+
+    @property
+    def kind(self) -> str:
+        """How it changed: "added", "removed", "changed", "renamed" (and nothing else), or "unchanged"."""
+        if self.before_name is None:
+            return "added"
+        if self.after_name is None:
+            return "removed"
+        if self.before != self.after or self.operators or self.before_class != self.after_class:
+            return "changed"
+        return "renamed" if self.before_name != self.after_name else "unchanged"
+
+    def change(self, measure: str) -> Change:
+        """Return one of its figures, by its name in `MEASURES` or "calls"."""
+        return Change(getattr(self.before, measure), getattr(self.after, measure))
+
+
+class Side(NamedTuple):
+    """One of the two runs: what it is called, its inputs, and op → calls of what the table has no row for."""
+
+    name: str
+    inputs: str = ""
+    unknown: Mapping[str, int] = {}
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDifference:
+    """What changed between two runs, by module and by operator; it is true if anything did.
+
+    `modules` are all modules, those of the second run in their order and then the removed ones; `operators` are all
+    labels. The figures of the modules add up to those of the runs.
+
+    >>> same = ModuleChange("fc", "fc", "Linear", "Linear", Figures(6), Figures(6))
+    >>> wider = ModuleChange("out", "out", "Linear", "Linear", Figures(6), Figures(9))
+    >>> difference = ModelDifference(Side("a"), Side("b"), modules=(same, wider))
+    >>> bool(difference), difference.total(), [module.name for module in difference.by_module()]
+    (True, Change(before=12, after=15), ['out'])
+    """
+
+    before: Side
+    after: Side
+    table: str = ""
+    multiply_add: int = 1
+    modules: tuple[ModuleChange, ...] = ()
+    operators: tuple[OperatorChange, ...] = ()
+    _totals: tuple[Figures, Figures] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        before = after = Figures()
+        for module in self.modules:
+            before, after = before.plus(module.before), after.plus(module.after)
+        object.__setattr__(self, "_totals", (before, after))
+
+    def __bool__(self) -> bool:
+        return any(module.kind != "unchanged" for module in self.modules) or bool(self.by_operator())
+
+    def total(self, measure: str = "flops") -> Change:
+        """Return a figure of the whole model, by its name in `MEASURES` or "calls"."""
+        before, after = self._totals
+        return Change(getattr(before, measure), getattr(after, measure))
+
+    def by_module(self, measure: str = "flops") -> tuple[ModuleChange, ...]:
+        """Return the modules that were added, removed, renamed or changed, the largest difference first."""
+        return tuple(sorted(self._changed(), key=lambda module: _rank(module, measure)))
+
+    def by_operator(self, measure: str = "flops") -> tuple[OperatorChange, ...]:
+        """Return the operators whose figures differ, the largest difference first."""
+        changed = [operator for operator in self.operators if operator.before != operator.after]
+        return tuple(sorted(changed, key=lambda operator: _rank(operator, measure)))
+
+    def _changed(self) -> Iterator[ModuleChange]:
+        return (module for module in self.modules if module.kind != "unchanged")
+
+
+def _rank(item: ModuleChange | OperatorChange, measure: str) -> tuple[int, ...]:
+    others = [name for name in (*MEASURES, "calls") if name != measure]
+    return tuple(-abs(item.change(name).difference) for name in (measure, *others))
