@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         summarise,
     )
     from fvflops.analysis.byte_counts import ByteCountAnalysis
+    from fvflops.analysis.diff import diff
     from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
     from fvflops.analysis.kernel_profile import KernelProfile, profile_kernels
     from fvflops.analysis.memory import predict_memory
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fvflops.metrics.roofline import roofline
     from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
+    from fvflops.trace.difference import ModelDifference
     from fvflops.trace.parameters import ParameterCount
 
     JitModelAnalysis = ModelAnalysis
@@ -59,6 +61,7 @@ _HOMES = {
     "MemoryMoment": "fvflops.metrics.memory",
     "MemoryTimeline": "fvflops.metrics.memory",
     "ModelAnalysis": "fvflops.analysis",
+    "ModelDifference": "fvflops.trace.difference",
     "ParameterCount": "fvflops.trace.parameters",
     "ProfileAnalysis": "fvflops.analysis.profile",
     "StopsAt": "fvflops.trace",
@@ -68,6 +71,7 @@ _HOMES = {
     "UtilisationError": "fvflops.metrics.utilisation",
     "activation_count": "fvflops.analysis",
     "compare": "fvflops.analysis",
+    "diff": "fvflops.analysis.diff",
     "find_device": "fvflops.metrics.devices",
     "flop_count": "fvflops.analysis",
     "flop_count_str": "fvflops.analysis",
@@ -109,6 +113,7 @@ __all__ = [
     "MemoryMoment",
     "MemoryTimeline",
     "ModelAnalysis",
+    "ModelDifference",
     "ParameterCount",
     "ProfileAnalysis",
     "StopsAt",
@@ -118,6 +123,7 @@ __all__ = [
     "UtilisationError",
     "activation_count",
     "compare",
+    "diff",
     "find_device",
     "flop_count",
     "flop_count_str",
