@@ -5,7 +5,9 @@ The formats of fvcore and of DeepSpeed are kept to the letter, so that a table o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 # A number above the first figure is divided by the second. The steps lie a decade below the unit, so 101 is 0.101K.
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
@@ -13,6 +15,15 @@ _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 
 # DeepSpeed's prefixes. A number stands in the largest unit of which there is one, and below the last in that.
 _PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
+
+# What a number that somebody writes may end in; Ki is 1024.
+_WRITTEN = {
+    "": 1,
+    **{suffix: 1000**power for power, suffix in enumerate("KMGTPE", start=1)},
+    **{f"{suffix}i": 1024**power for power, suffix in enumerate("KMGTPE", start=1)},
+}
+_NUMBER = re.compile(r"([0-9][0-9_,]{0,40})(\.[0-9]{1,20})?\s?([KMGTPE]i?)?B?")
+_SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,12})?)(\s?%)?")
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
@@ -120,6 +131,39 @@ def format_shape(shape: Sequence[int]) -> str:
     ('(4, 3)', '(4,)', '()')
     """
     return str(tuple(shape))
+
+
+def parse_size(text: str) -> int:
+    """Return the whole number that a text such as "4_089_184_256", "1.2G" or "120 MiB" stands for, exactly.
+
+    K, M, G, T, P and E are powers of 1000, Ki and so on of 1024. Any other text raises ValueError.
+
+    >>> parse_size("1.2G"), parse_size("120MiB"), parse_size("25,557,032")
+    (1200000000, 125829120, 25557032)
+    >>> parse_size("1.0005K")
+    Traceback (most recent call last):
+    ValueError: '1.0005K' is no whole number
+    """
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no number such as 25_557_032, 1.2G or 120MiB")
+    whole, part, suffix = found.groups()
+    number = Fraction(whole.replace("_", "").replace(",", "") + (part or "")) * _WRITTEN[suffix or ""]
+    if number.denominator != 1:
+        raise ValueError(f"{text[:60]!r} is no whole number")
+    return int(number)
+
+
+def parse_share(text: str) -> Fraction:
+    """Return the share that a text such as "1%" or "0.01" stands for, exactly; any other text raises ValueError.
+
+    >>> parse_share("1%"), parse_share("0.5")
+    (Fraction(1, 100), Fraction(1, 2))
+    """
+    found = _SHARE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no share such as 1% or 0.01")
+    return Fraction(found[1]) / (100 if found[2] else 1)
 
 
 def number_to_string(number: float, units: str | None = None, precision: int = 2) -> str:
