@@ -67,6 +67,39 @@ def check_writable(path: str) -> None:
         os.remove(path)
 
 
+def check_replaceable(path: str) -> None:
+    """Raise OSError, in one line, where `replace_text` cannot write, before there is anything to write."""
+    check_writable(path)
+    if "://" not in path:
+        check_writable(_beside(path))
+
+
+def replace_text(path: str, text: str) -> None:
+    """Write a whole text file, so that whoever reads it meanwhile sees what it was or what it is, nothing between.
+
+    A link stays, and what it leads to is replaced. A URI is written as its handler does.
+    """
+    if "://" in path:
+        with open_text(path, "w") as file:
+            file.write(text)
+        return
+    target, beside = os.path.realpath(path), _beside(path)
+    try:
+        with open_text(beside, "w") as file:
+            file.write(text)
+        if os.path.exists(target):
+            os.chmod(beside, os.stat(target).st_mode)
+        os.replace(beside, target)
+    except BaseException:
+        if os.path.lexists(beside):
+            os.remove(beside)
+        raise
+
+
+def _beside(path: str) -> str:
+    return f"{os.path.realpath(path)}.{os.getpid()}.tmp"
+
+
 def read_text(path: str, limit: int) -> str | None:
     """Return a file's text, or None where it has more than `limit` characters; no more than that is read."""
     with open_text(path) as file:
