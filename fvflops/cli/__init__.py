@@ -16,6 +16,8 @@ from fvflops import __version__
 COMMANDS = {
     "count": "count a model's flops, activations and parameters",
     "compare": "count a model in several conventions, and say why they differ",
+    "diff": "say what changed in a model's cost, by module and operator, between two models, traces or git revisions",
+    "check": "fail where a model costs more than its budget allows",
     "plan": "say what one rank of a mesh of any size computes and sends in a training step",
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "tell what bounds a model on a device, and the least time that it takes there",
@@ -68,6 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_subject_arguments(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     _add_source_arguments(parser, nargs=nargs)
+    _add_assume_argument(parser)
+
+
+def _add_assume_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--assume",
         action="append",
@@ -84,6 +90,10 @@ def _add_source_arguments(parser: argparse.ArgumentParser, *, nargs: str | None 
         metavar="MODEL",
         help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY",
     )
+    _add_input_arguments(parser)
+
+
+def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
         action="append",
@@ -125,6 +135,41 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--tables", metavar="A,B,...", help="the conventions to compare with that of --table; default: all shipped ones"
     )
     parser.add_argument("--format", default="text", metavar="F", help="text or json")
+
+
+def _add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    what = "a MODEL as count takes it, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
+    parser.add_argument("model", metavar="A", help=f"{what}, as a git revision has it")
+    parser.add_argument("other", metavar="B", help="the same, after the change")
+    _add_input_arguments(parser)
+    parser.add_argument(
+        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ; as --input"
+    )
+    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs; as --config")
+    _add_assume_argument(parser)
+    _add_run_arguments(parser, built_on="--device")
+    parser.add_argument(
+        "--measure",
+        choices=("flops", "macs", "activations", "parameters"),
+        default="flops",
+        help="what is shown before and after, and ranks the lines; default: flops",
+    )
+    parser.add_argument(
+        "--top", type=_depth, default=20, metavar="N", help="how many lines each table has; default: 20"
+    )
+    parser.add_argument("--format", default="text", metavar="F", help="text, markdown or json")
+
+
+def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
+    parser.set_defaults(table=None)  # that of the budget
+    parser.add_argument("--budget", required=True, metavar="FILE", help="the YAML file with the budgets of models")
+    parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
+    parser.add_argument("--update", action="store_true", help="write what the model costs now into the file")
+    parser.add_argument(
+        "--depth", type=_depth, metavar="N", help="with --update: note the flops of modules down to this level too"
+    )
+    parser.add_argument("--summary", metavar="FILE", help="append the verdict in Markdown, as to $GITHUB_STEP_SUMMARY")
 
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,6 +265,8 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 _ARGUMENTS = {
     "count": _add_count_arguments,
     "compare": _add_compare_arguments,
+    "diff": _add_diff_arguments,
+    "check": _add_check_arguments,
     "plan": _add_plan_arguments,
     "ops": _add_ops_arguments,
     "roofline": _add_roofline_arguments,
