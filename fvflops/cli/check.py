@@ -1,0 +1,68 @@
+"""`fvflops check`: whether a model keeps to its budget; with --update, what it costs becomes the budget."""
+
+from __future__ import annotations
+
+import argparse
+
+from fvflops import paths
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.budget import judge, rewrite_budget
+from fvflops.cli.count import write
+from fvflops.cli.subjects import analyse
+from fvflops.formulas import load_table
+from fvflops.metrics.budgets import find_budget, load_budgets
+from fvflops.reports import budget as report
+from fvflops.reports.names import show
+from fvflops.trace.budget import Budget, Verdict
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare a model with its budget and say how it compares; return 1 if it does not keep to it, else 0."""
+    if arguments.depth is not None and not arguments.update:
+        raise ValueError("--depth says what --update writes: give both")
+    name = arguments.name or arguments.model
+    there = paths.exists(arguments.budget)
+    budgets = load_budgets(arguments.budget) if there or not arguments.update else {}
+    budget = budgets.get(name) if arguments.update else find_budget(budgets, name, arguments.budget)
+    wanted = _choose_table(arguments.table, budget)
+    table = load_table(wanted)
+    for path in (arguments.output, arguments.summary):
+        if path is not None:
+            paths.check_writable(path)
+    if arguments.update:
+        paths.check_replaceable(arguments.budget)
+    analysis = analyse(arguments.model, arguments, table)
+    if arguments.update:
+        write(_update(analysis, budget, name, arguments), arguments.output)
+        budget = load_budgets(arguments.budget)[name]
+    assert budget is not None  # find_budget has raised, or _update has written it
+    verdict = judge(analysis, budget, table=wanted)
+    if not arguments.update:
+        write(report.render(verdict), arguments.output)
+    _summarise(verdict, arguments.summary)
+    return 0 if verdict.kept else 1
+
+
+def _choose_table(asked: str | None, budget: Budget | None) -> str:
+    written = None if budget is None else budget.table or "default"
+    if asked is not None and written is not None and asked != written:
+        raise ValueError(f"the budget of {budget.name if budget else ''} is by the table {written}, not {asked}")
+    return asked or written or "default"
+
+
+def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> str:
+    changes = rewrite_budget(
+        arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
+    )
+    if not changes:
+        return f"{arguments.budget}: {show(name)} is as it stands there."
+    lines = [f"{arguments.budget}: {show(name)} {'updated' if budget else 'added'}."]
+    for what, old, new in changes:
+        lines.append(f"  {show(what)}: {new}" if old is None else f"  {show(what)}: {show(old)} → {new}")
+    return "\n".join(lines)
+
+
+def _summarise(verdict: Verdict, path: str | None) -> None:
+    if path is not None:
+        with paths.open_text(path, "a") as file:
+            file.write(report.render_markdown(verdict) + "\n\n")

@@ -1,0 +1,129 @@
+"""The pytest plugin: a fixture and a marker that fail a test whose model costs more than it may.
+
+    @pytest.mark.flops_budget(flops="4.1G", parameters={"exact": 25_557_032}, tolerance="1%")
+    def test_cost(flops_budget):
+        flops_budget(resnet50(), torch.ones(1, 3, 224, 224))
+
+Without limits the marker, or the fixture alone, takes those of a budget file: `file="budget.yaml", name="resnet50"`, by
+default the ini option `flops_budget_file` and the test's own name. `pytest --flops-budget-update` rewrites that file.
+Nothing is imported but pytest until a test asks for the fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fvflops.trace.budget import Budget, Verdict
+
+_FILE = "flops_budget.yaml"
+_OPTIONS = ("file", "name", "table", "tolerance")
+_MARKER = (
+    "flops_budget(flops=, macs=, activations=, parameters=, memory=, unknown=, tolerance=, table=, file=, name=): "
+    "what the model that the test gives to the fixture flops_budget may cost"
+)
+_USED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option and the setting."""
+    group = parser.getgroup("fvflops")
+    group.addoption(
+        "--flops-budget-update",
+        action="store_true",
+        help="rewrite the budget files of flops_budget with what is counted",
+    )
+    parser.addini("flops_budget_file", "the budget file of the fixture flops_budget", default=_FILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
+    workers = getattr(config.option, "numprocesses", None)
+    if config.getoption("--flops-budget-update") and workers:
+        raise pytest.UsageError("--flops-budget-update writes one file: leave out -n, so that one process does")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a marked test that does not ask for the fixture: nothing would be compared."""
+    if item.get_closest_marker("flops_budget") and "flops_budget" not in getattr(item, "fixturenames", ()):
+        pytest.fail("marked flops_budget, and does not take the fixture: def test_cost(flops_budget)", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a marked test that passes without having given the fixture a model."""
+    result = yield
+    if item.get_closest_marker("flops_budget") and not item.stash.get(_USED, False):
+        pytest.fail("marked flops_budget, and gave it no model: flops_budget(model, inputs)", pytrace=False)
+    return result
+
+
+@pytest.fixture
+def flops_budget(request: pytest.FixtureRequest) -> FlopsBudget:
+    """What compares a model with its budget: `flops_budget(model, inputs)` fails the test if it costs more."""
+    return FlopsBudget(request)
+
+
+class FlopsBudget:
+    """The budget of one test; call it with a model and its inputs, or with an analysis."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._node = request.node
+        self._config = request.config
+        marker = request.node.get_closest_marker("flops_budget")
+        self._marked: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
+        if marker is not None and marker.args:
+            raise pytest.UsageError(f"flops_budget takes keywords such as flops='4.1G', not {marker.args!r}")
+
+    def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **said: Any) -> Verdict:
+        """Count a model, or take an analysis, and fail the test if it costs more than it may; return the verdict.
+
+        `said` are limits and options as the marker has them, and win over those; a mistake in them raises ValueError.
+        """
+        __tracebackhide__ = True
+        from fvflops.analysis import FlopCountAnalysis
+        from fvflops.analysis.budget import judge, rewrite_budget
+        from fvflops.reports import budget as report
+
+        self._node.stash[_USED] = True
+        options = {**self._marked, **said}
+        file = os.path.join(self._config.rootpath, options.get("file") or self._config.getini("flops_budget_file"))
+        name = options.get("name") or self._node.name
+        limits = {key: value for key, value in options.items() if key not in _OPTIONS}
+        update = bool(self._config.getoption("--flops-budget-update")) and not limits
+        budget = self._make_budget(name, limits, options) if limits else self._read_budget(name, file, update)
+        table = options.get("table") or (budget.table if budget else None) or "default"
+        analysis = model
+        if not isinstance(model, FlopCountAnalysis):
+            analysis = FlopCountAnalysis(model, inputs, kwargs=kwargs, table=table)
+            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        if update:
+            rewrite_budget(file, analysis, budget, name=name, table=options.get("table"))
+            budget = self._read_budget(name, file, False)
+        assert budget is not None  # only an update finds none
+        verdict = judge(analysis, budget, table=table)
+        if not verdict.kept:
+            pytest.fail(report.render(verdict), pytrace=False)
+        return verdict
+
+    def _make_budget(self, name: str, limits: dict[str, Any], options: dict[str, Any]) -> Budget:
+        from fvflops.metrics.budgets import make_limit
+        from fvflops.trace.budget import Budget
+        from fvflops.units import parse_share
+
+        tolerance = parse_share(str(options.get("tolerance", "0")))
+        return Budget(name, {figure: make_limit(figure, said, tolerance) for figure, said in limits.items()})
+
+    def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
+        from fvflops import paths
+        from fvflops.metrics.budgets import find_budget, load_budgets
+
+        if update:
+            paths.check_replaceable(file)
+            return load_budgets(file).get(name) if paths.exists(file) else None
+        return find_budget(load_budgets(file), name, file)
