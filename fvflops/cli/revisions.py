@@ -42,7 +42,7 @@ def find_revision(text: str) -> Revision | None:
         return None
     folder = os.path.dirname(os.path.abspath(path)) if os.path.isabs(path) else os.getcwd()
     repository = _git(folder, "rev-parse", "--show-toplevel", text=text)
-    commit = _git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}", text=text)
+    commit = _find_commit(folder, revision, text)
     files = _git(repository, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, text=text).split("\0")
     wanted = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
     here = os.path.relpath(os.path.realpath(wanted), os.path.realpath(repository))
@@ -112,3 +112,10 @@ def _git(folder: str, *command: str, text: str, environment: dict[str, str] | No
         said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
         raise ValueError(f"{text}: git {command[0]}: {said}")
     return done.stdout.removesuffix("\n")
+
+
+def _find_commit(folder: str, revision: str, text: str) -> str:
+    try:
+        return _git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}", text=text)
+    except ValueError:
+        raise ValueError(f"{text}: {revision} is no revision of the git repository here") from None
