@@ -226,6 +226,17 @@ def test_numbers_that_look_alike_in_short_are_told_in_full(folder, capsys):
     assert "max 416,519  416,520" in capsys.readouterr().out
 
 
+def test_a_saved_trace_is_checked_without_memory(folder, capsys):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
+    assert check("--update", model="net.json") == 0
+    limits = load_budgets("budget.yaml")["net"].limits
+    assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "unknown": 0}
+    (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
+    assert check(model="net.json") == 1
+    assert "predicted from a model, not from a saved run" in capsys.readouterr().err
+
+
 def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU

@@ -16,10 +16,16 @@ from fvflops.trace.budget import LIMITED, Budget, Finding, Growth, Verdict
 def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, int]:
     """Return figure → value of those of `fvflops.trace.budget.LIMITED` that are asked for, in their order.
 
+    The memory is that of a model: a loaded Trace, recorded for counting, lacks temporaries, and raises ValueError.
+
     >>> import torch
     >>> measure(FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)), ["flops", "parameters", "memory"])
     {'flops': 24, 'parameters': 8, 'memory': 112}
     """
+    if "memory" in figures and analysis._loaded:
+        raise ValueError(
+            "the peak memory is predicted from a model, not from a saved run: leave memory out of the budget"
+        )
     return {figure: _MEASURES[figure](analysis) for figure in figures}
 
 
@@ -68,7 +74,8 @@ def rewrite_budget(
     Of a `budget` that is there, the figures that it limits are rewritten; None adds the model with all figures and the
     table. With a `depth`, or where modules were noted, the flops of modules and operators are noted too.
     """
-    values = measure(analysis, LIMITED if budget is None else tuple(budget.limits))
+    figures = tuple(figure for figure in LIMITED if figure != "memory" or not analysis._loaded)
+    values = measure(analysis, figures if budget is None else tuple(budget.limits))
     text = paths.read_text(path, MAX_CHARACTERS) if paths.exists(path) else None
     if depth is None and budget is not None and budget.modules:
         depth = 1 + max(name.count(".") for name in budget.modules)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from fvflops.formulas.quotation import shorten
 from fvflops.reports.columns import draw
 from fvflops.reports.names import escape_markdown, show
+from fvflops.reports.spans import find_pattern, write_span
 from fvflops.trace.budget import Finding, Growth, Verdict
 from fvflops.units import format_quantity, format_short, format_thousands
 
@@ -23,7 +24,7 @@ def render(verdict: Verdict) -> str:
     OVER BUDGET: net costs more than it may, by the table default.
     <BLANKLINE>
     figure  budget  is  difference
-    ------  ------  --  ----------  ----
+    ------  ------  --  ----------  -----
     flops   max 20  24   +4 (+20%)  OVER
     macs    max 30  24   -6 (-20%)  ok
     """
@@ -99,10 +100,14 @@ def _write_sentences(verdict: Verdict, escape: Callable[[str], str]) -> list[str
 
 
 def _list_growths(grown: Sequence[Growth], escape: Callable[[str], str]) -> str:
+    alike: dict[tuple[str | None, int, int], list[str]] = {}
+    for growth in grown:
+        alike.setdefault((find_pattern(growth.name), growth.before, growth.after), []).append(growth.name)
     named = []
-    for growth in grown[:_SHOWN]:
-        before, after = format_short(growth.before), format_short(growth.after)
-        share = f", {100 * growth.difference / growth.before:+.3g}%" if growth.before else ", new"
-        named.append(f"{escape(growth.name)} +{format_short(growth.difference)} ({before} → {after}{share})")
-    rest = len(grown) - _SHOWN
+    for (_, was, now), names in list(alike.items())[:_SHOWN]:
+        share = f", {100 * (now - was) / was:+.3g}%" if was else ", new"
+        each = " each" if len(names) > 1 else ""
+        numbers = f"{format_short(was)} → {format_short(now)}"
+        named.append(f"{escape(write_span(names))} +{format_short(now - was)}{each} ({numbers}{share})")
+    rest = len(alike) - _SHOWN
     return "; ".join(named) + (f"; and {format_thousands(rest)} more" if rest > 0 else "")

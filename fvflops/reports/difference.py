@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fvflops.formulas.quotation import shorten
 from fvflops.reports.columns import draw
 from fvflops.reports.names import escape_markdown, show
+from fvflops.reports.spans import find_pattern, write_span
 from fvflops.trace.difference import MEASURES, Change, Figures, ModelDifference, ModuleChange, OperatorChange
 from fvflops.units import format_quantity, format_ratio, format_short, format_thousands
 
@@ -213,7 +214,7 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
     alike: dict[tuple[Any, ...], list[ModuleChange]] = {}
     for module in modules:
         key = (
-            _pattern(module.before_name), _pattern(module.after_name), module.before_class, module.after_class,
+            find_pattern(module.before_name), find_pattern(module.after_name), module.before_class, module.after_class,
             module.before, module.after, module.operators, module.kind, module.follows,
         )  # fmt: skip
         alike.setdefault(key, []).append(module)
@@ -221,40 +222,15 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
     return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
 
 
-def _pattern(name: str | None) -> str | None:
-    return None if name is None else ".".join("#" if part.isdecimal() else part for part in name.split("."))
-
-
 def _name_rows(group: Sequence[ModuleChange]) -> str:
-    before = _span([module.before_name for module in group if module.before_name is not None])
-    after = _span([module.after_name for module in group if module.after_name is not None])
+    before = write_span([module.before_name for module in group if module.before_name is not None])
+    after = write_span([module.after_name for module in group if module.after_name is not None])
     name = after if before in ("", after) else before if not after else f"{before or '(model)'}{_ARROW}{after}"
     if group[0].before_name == "" and after:
         name = f"(model){_ARROW}{after}"
     if group[0].after_name == "" and before:
         name = f"{before}{_ARROW}(model)"
     return name + (f" × {len(group)}" if len(group) > 1 else "")
-
-
-def _span(names: Sequence[str]) -> str:
-    """Return the common name of several, in which numbers that differ are a range.
-
-    >>> _span(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
-    'layers.0–2.fc'
-    """
-    if not names:
-        return ""
-    parts = []
-    for column in zip(*(name.split(".") for name in names), strict=True):
-        values = set(column)
-        numbers = sorted(int(value) for value in values) if len(values) > 1 else []
-        if not numbers:
-            parts.append(column[0])
-        elif numbers == list(range(numbers[0], numbers[-1] + 1)):
-            parts.append(f"{numbers[0]}–{numbers[-1]}")
-        else:
-            parts.append(",".join(map(str, numbers)) if len(numbers) <= 4 else f"{numbers[0]}…{numbers[-1]}")
-    return ".".join(parts)
 
 
 def _class_of(module: ModuleChange, escape: Escape) -> str:

@@ -1,0 +1,35 @@
+"""The spans: names that differ in numbers only, such as those of a model's layers, written as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def find_pattern(name: str | None) -> str | None:
+    """Return a dotted name with # for each part that is a number; None stays.
+
+    >>> find_pattern("layers.10.fc")
+    'layers.#.fc'
+    """
+    return None if name is None else ".".join("#" if part.isdecimal() else part for part in name.split("."))
+
+
+def write_span(names: Sequence[str]) -> str:
+    """Return the common name of several that have one pattern, in which numbers that differ are a range.
+
+    >>> write_span(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
+    'layers.0–2.fc'
+    """
+    if not names:
+        return ""
+    parts = []
+    for column in zip(*(name.split(".") for name in names), strict=True):
+        values = set(column)
+        numbers = sorted(int(value) for value in values) if len(values) > 1 else []
+        if not numbers:
+            parts.append(column[0])
+        elif numbers == list(range(numbers[0], numbers[-1] + 1)):
+            parts.append(f"{numbers[0]}–{numbers[-1]}")
+        else:
+            parts.append(",".join(map(str, numbers)) if len(numbers) <= 4 else f"{numbers[0]}…{numbers[-1]}")
+    return ".".join(parts)
