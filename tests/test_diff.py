@@ -402,6 +402,13 @@ def test_the_command_line_says_what_it_does_not_take(saved, capsys):
     assert "this is no program of torch.export" in capsys.readouterr().err
 
 
+def test_inputs_of_a_model_are_not_those_of_a_file(saved, capsys):
+    assert main(["diff", "zoo:lenet5", str(saved), "--input", "2,1,28,28", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["before"]["inputs"], told["after"]["inputs"]) == ("float32[2, 1, 28, 28]", "float32[3, 4]")
+    assert told["total"]["macs"]["before"] == 2 * 416_520
+
+
 def test_two_configurations_of_one_model_are_compared(capsys):
     pytest.importorskip("transformers")
     config = {

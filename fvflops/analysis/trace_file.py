@@ -7,7 +7,7 @@ import os
 from fvflops import paths
 from fvflops.trace import Trace, TraceError
 
-LIMIT = 1 << 28  # characters; a step of a model with 50,000 modules takes a tenth
+LIMIT = 1 << 28  # characters; a forward pass through 50,000 modules takes an eighth
 
 
 def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from fvflops import paths
 from fvflops.analysis.diff import subtract_traces
 from fvflops.cli.count import write
-from fvflops.cli.subjects import analyse
+from fvflops.cli.subjects import FILES, analyse
 from fvflops.formulas import load_table
 from fvflops.reports import difference as report
 
@@ -25,12 +25,14 @@ def run(arguments: argparse.Namespace) -> int:
         paths.check_writable(arguments.output)
     table = load_table(arguments.table)
     first = analyse(arguments.model, arguments, table)
+    # A file has inputs of its own: those of A are not meant for it.
+    is_file = arguments.other.endswith(FILES)
     second = analyse(
         arguments.other,
         arguments,
         table,
-        inputs=arguments.input_b or None,
-        config=arguments.config_b,
+        inputs=arguments.input_b or ([] if is_file else None),
+        config=arguments.config_b or ("" if is_file else None),
         apart=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)

@@ -15,6 +15,9 @@ from fvflops.cli.models import load_model
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.formulas import FormulaTable
 
+# How the names of saved traces and of exported programs end.
+FILES = (".json", ".pt2")
+
 
 def analyse(
     name: str,
@@ -34,7 +37,7 @@ def analyse(
     """
     inputs = arguments.input if inputs is None else inputs
     config = arguments.config if config is None else config
-    if name.endswith((".json", ".pt2")):
+    if name.endswith(FILES):
         for option, value in (("--input", inputs), ("--config", config)):
             if value:
                 raise ValueError(f"{name} has inputs of its own: leave out {option}")
