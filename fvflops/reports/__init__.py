@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from fvflops.reports import chrome_trace, csv, flame_graph, json, markdown, speedscope, table, tree
+from fvflops.reports import chrome_trace, csv, flame_graph, html, json, markdown, speedscope, table, tree
 from fvflops.trace import Summary
+from fvflops.trace.breakdown import Breakdown
 from fvflops.trace.timeline import Timeline
 
 
@@ -45,4 +46,13 @@ EXPORTS: Mapping[str, Export] = {
     "flame-graph": flame_graph.render,
 }
 
-__all__ = ["EXPORTS", "REPORTS", "Export", "Report"]
+
+class Page(Protocol):
+    """What turns a breakdown into the pieces of a file that people open: `file.writelines(page(breakdown))`."""
+
+    def __call__(self, breakdown: Breakdown) -> Iterator[str]: ...
+
+
+PAGES: Mapping[str, Page] = {"html": html.render}
+
+__all__ = ["EXPORTS", "PAGES", "REPORTS", "Export", "Page", "Report"]

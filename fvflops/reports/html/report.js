@@ -1,0 +1,1288 @@
+"use strict";
+// The page of a report. Names come from models and are not trusted: they are only ever put in by textContent.
+(() => {
+  const ROW_HEIGHT = 30;
+  const LEVELS = 16;
+  const NARROWEST = 2; // px; what is narrower is drawn together with its neighbours
+  const COLOURS = 11; // those after the last share one more
+  const FIRST_ROWS = 50;
+  const MORE_ROWS = 500;
+  const OTHER = "others";
+  const PHASE_COLOURS = { forward: 0, recompute: 2, backward: 3, optimizer: 4 };
+
+  const byId = (id) => document.getElementById(id);
+
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value === undefined || value === null || value === false) continue;
+      if (key === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+      else if (key === "style") Object.assign(element.style, value);
+      else element.setAttribute(key, value === true ? "" : value);
+    }
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  const isolate = (text, attributes = {}) => make("bdi", attributes, text);
+
+  // ---- numbers as text
+
+  const PREFIXES = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "K"]];
+  const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+
+  function short(value, unit = "") {
+    if (unit === "ns") {
+      const [size, name] = TIMES.find(([size]) => Math.abs(value) >= size) || TIMES[3];
+      return `${Number((value / size).toPrecision(3)).toLocaleString("en")} ${name}`;
+    }
+    const rounded = Number(value.toPrecision(3));
+    const [size, prefix] = PREFIXES.find(([size]) => Math.abs(rounded) >= size) || [1, ""];
+    const number = Number((rounded / size).toPrecision(3)).toString();
+    const suffix = unit === "B" && prefix === "K" ? "kB" : prefix + unit;
+    return suffix ? `${number} ${suffix}` : number;
+  }
+
+  function percent(part, whole) {
+    if (!whole) return "";
+    const share = (100 * part) / whole;
+    if (part && Math.abs(share) < 0.05) return "<0.1%";
+    return `${share.toFixed(1)}%`;
+  }
+
+  const thousands = (value) => (typeof value === "bigint" || Number.isInteger(value) ? value.toLocaleString("en") : String(value));
+  const plural = (count, noun) => `${thousands(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+  // ---- a report, read from its data
+
+  class Report {
+    constructor(record) {
+      if (record.schema > 1) throw new Error(`this report has schema ${record.schema}, and this page reads up to 1: make it with a newer fvflops`);
+      const { parent, name, class: classes, about } = record.modules;
+      this.record = record;
+      this.size = parent.length;
+      this.parent = parent;
+      this.depth = new Int32Array(this.size);
+      this.children = Array.from({ length: this.size }, () => []);
+      for (let i = 1; i < this.size; i++) {
+        this.children[parent[i]].push(i);
+        this.depth[i] = this.depth[parent[i]] + 1;
+      }
+      const strings = record.strings;
+      this.nameOf = (i) => (i ? strings[name[i]] || "''" : strings[classes[0]] || "model");
+      this.classOf = (i) => strings[classes[i]];
+      this.aboutOf = (i) => strings[about[i]];
+      this.operators = record.operators;
+      this.phases = record.phases.filter(Boolean);
+      this.rows = record.rows;
+      this.measures = new Map(record.measures.map((measure) => [measure.key, this.readMeasure(measure)]));
+      this.known = new Map();
+      this.title = this.classOf(0) || "model";
+    }
+
+    readMeasure({ key, title, unit, note, rows, values, unknown }) {
+      const dense = new Float64Array(this.rows.module.length);
+      const exact = new Map(); // row → text, of what a number cannot hold
+      values.forEach((value, position) => {
+        const row = rows ? rows[position] : position;
+        dense[row] = Number(value);
+        if (typeof value === "string") exact.set(row, value);
+      });
+      return { key, title, unit, note, values: dense, exact, unknown: new Map(unknown) };
+    }
+
+    /** Whether a row is of the phase and the operator that are looked at; one without a phase always is. */
+    filter(view) {
+      const { phase, operator } = this.rows;
+      const wantedPhase = view.phase ? this.record.phases.indexOf(view.phase) : -1;
+      const wantedOperator = view.operator ? this.operators.indexOf(view.operator) : -1;
+      const apart = this.record.phases.indexOf("");
+      return (row) =>
+        phase[row] === apart ||
+        ((!view.phase || phase[row] === wantedPhase) && (!view.operator || operator[row] === wantedOperator));
+    }
+
+    /** What modules come to by themselves and with all inside them, and the calls of which it is not known. */
+    totals(key, view) {
+      const name = JSON.stringify([key, view.phase, view.operator]);
+      if (!this.known.has(name)) {
+        if (this.known.size > 60) this.known.clear();
+        this.known.set(name, this.addUp(this.measures.get(key), this.filter(view)));
+      }
+      return this.known.get(name);
+    }
+
+    addUp(measure, wanted) {
+      const own = new Float64Array(this.size);
+      const unknown = new Float64Array(this.size);
+      if (measure) {
+        const { module } = this.rows;
+        measure.values.forEach((value, row) => {
+          if (value && wanted(row)) own[module[row]] += value;
+        });
+        for (const [row, calls] of measure.unknown) if (wanted(row)) unknown[module[row]] += calls;
+      }
+      const total = Float64Array.from(own);
+      for (let i = this.size - 1; i > 0; i--) {
+        total[this.parent[i]] += total[i];
+        unknown[this.parent[i]] += unknown[i];
+      }
+      return { own, total, unknown };
+    }
+
+    /** Every digit of what a module comes to. */
+    exactly(key, view, module) {
+      const measure = this.measures.get(key);
+      const wanted = this.filter(view);
+      const inside = this.inside(module);
+      let whole = 0n;
+      let broken = 0;
+      this.rows.module.forEach((owner, row) => {
+        if (!inside(owner) || !wanted(row)) return;
+        const value = measure.values[row];
+        if (measure.exact.has(row)) whole += BigInt(measure.exact.get(row));
+        else if (Number.isInteger(value)) whole += BigInt(value);
+        else broken += value;
+      });
+      return broken ? Number(whole) + broken : whole;
+    }
+
+    inside(module) {
+      return (other) => {
+        while (this.depth[other] > this.depth[module]) other = this.parent[other];
+        return other === module;
+      };
+    }
+
+    /** Operator, or phase, → what it comes to inside a module. */
+    shares(key, view, module, axis) {
+      const measure = this.measures.get(key);
+      const wanted = this.filter(view);
+      const inside = this.inside(module);
+      const names = axis === "phase" ? this.record.phases : this.operators;
+      const sums = new Map();
+      measure.values.forEach((value, row) => {
+        if (!value || !wanted(row) || !inside(this.rows.module[row])) return;
+        const name = names[this.rows[axis][row]];
+        if (name) sums.set(name, (sums.get(name) || 0) + value);
+      });
+      return [...sums].sort((a, b) => b[1] - a[1]);
+    }
+
+    /** For every module what each group of operators, or each phase, comes to inside it: a matrix. */
+    matrix(key, view, axis, groups) {
+      const measure = this.measures.get(key);
+      const wanted = this.filter(view);
+      const width = groups.count;
+      const own = new Float64Array(this.size * width);
+      const names = axis === "phase" ? this.record.phases : this.operators;
+      const columns = names.map((name) => groups.of(name));
+      measure.values.forEach((value, row) => {
+        if (value && wanted(row)) own[this.rows.module[row] * width + columns[this.rows[axis][row]]] += value;
+      });
+      const total = Float64Array.from(own);
+      for (let i = this.size - 1; i > 0; i--) {
+        for (let k = 0; k < width; k++) total[this.parent[i] * width + k] += total[i * width + k];
+      }
+      return { own, total };
+    }
+
+    path(module) {
+      const names = [];
+      for (let i = module; i > 0; i = this.parent[i]) names.push(this.nameOf(i));
+      return names.reverse().join(".");
+    }
+
+    ancestors(module) {
+      const found = [];
+      for (let i = module; i >= 0; i = this.parent[i]) found.push(i);
+      return found.reverse();
+    }
+
+    get paths() {
+      if (!this.allPaths) {
+        this.allPaths = new Array(this.size).fill("");
+        for (let i = 1; i < this.size; i++) {
+          const above = this.allPaths[this.parent[i]];
+          this.allPaths[i] = above ? `${above}.${this.nameOf(i)}` : this.nameOf(i);
+        }
+        this.lowered = this.allPaths.map((path, i) => `${path}\n${this.classOf(i)}`.toLowerCase());
+        this.at = new Map(this.allPaths.map((path, i) => [path, i]));
+      }
+      return this.allPaths;
+    }
+
+    find(path) {
+      return this.paths && this.at.get(path);
+    }
+
+    search(query) {
+      if (!query) return null;
+      const hit = new Uint8Array(this.size); // 1: it is one, 2: it lies in one, 4: one lies in it
+      const wanted = query.toLowerCase();
+      this.paths.forEach((_, i) => {
+        if (i && hit[this.parent[i]] & 3) hit[i] |= 2;
+        if (this.lowered[i].includes(wanted)) hit[i] |= 1;
+      });
+      for (let i = this.size - 1; i > 0; i--) if (hit[i] & 5) hit[this.parent[i]] |= 4;
+      return hit;
+    }
+  }
+
+  // ---- what is looked at, which all parts of the page share
+
+  const reports = [];
+  const view = { measure: "", phase: "", operator: "", split: "class", query: "" };
+  const isRate = () => view.measure === "rate";
+  const widthKey = () => (isRate() ? "time" : view.measure);
+  const measureOf = (report = reports[0]) => report.measures.get(widthKey());
+
+  function amount(report, key, module) {
+    if (key === "rate") {
+      const time = report.totals("time", view).total[module];
+      return time ? (report.totals("flops", view).total[module] * 1e9) / time : 0;
+    }
+    return report.totals(key, view).total[module];
+  }
+
+  function tell(report, key, module) {
+    const value = amount(report, key, module);
+    if (key === "rate") return short(value, "FLOP/s");
+    const unknown = report.totals(key, view).unknown[module];
+    return (unknown ? "≥ " : "") + short(value, report.measures.get(key).unit);
+  }
+
+  function keysOf(report) {
+    const keys = [...report.measures.keys()];
+    if (keys.includes("time") && keys.includes("flops")) keys.push("rate");
+    return keys;
+  }
+
+  const titleOf = (key) => (key === "rate" ? "FLOP/s" : (reports.map((report) => report.measures.get(key)).find(Boolean) || {}).title);
+
+  // ---- colours
+
+  /** Names → one of the colours of the page, those with most first; the rest share the last. */
+  function group(names) {
+    const order = new Map(names.slice(0, COLOURS).map((name, index) => [name, index]));
+    return {
+      names: names.slice(0, COLOURS),
+      count: COLOURS + 1,
+      more: names.length > COLOURS,
+      of: (name) => (order.has(name) ? order.get(name) : COLOURS),
+    };
+  }
+
+  function rank(sums) {
+    return [...sums].sort((a, b) => b[1] - a[1]).map(([name]) => name);
+  }
+
+  function classGroups() {
+    const sums = new Map();
+    for (const report of reports) {
+      const { total } = report.totals(widthKey(), view);
+      for (let i = 1; i < report.size; i++) sums.set(report.classOf(i), (sums.get(report.classOf(i)) || 0) + total[i]);
+    }
+    return group(rank(sums));
+  }
+
+  function operatorGroups() {
+    const sums = new Map();
+    for (const report of reports) {
+      for (const [name, value] of report.shares(widthKey(), view, 0, "operator")) sums.set(name, (sums.get(name) || 0) + value);
+    }
+    return group(rank(sums));
+  }
+
+  const phaseGroups = {
+    names: ["forward", "recompute", "backward", "optimizer"],
+    count: COLOURS + 1,
+    more: false,
+    of: (name) => (name in PHASE_COLOURS ? PHASE_COLOURS[name] : COLOURS),
+  };
+
+  /** Return how a report's cells are painted, and what the legend says of it. */
+  function paint(report) {
+    if (isRate()) return paintRate(report);
+    if (view.split === "change" && reports.length === 2) return paintChange(report);
+    if (view.split === "class") {
+      const groups = classGroups();
+      return {
+        groups,
+        of: (i) => `var(--c${groups.of(report.classOf(i))})`,
+        ofOwn: () => "",
+      };
+    }
+    const groups = view.split === "phase" ? phaseGroups : operatorGroups();
+    const { own, total } = report.matrix(widthKey(), view, view.split, groups);
+    return {
+      groups,
+      of: (i) => stripes(total, i, groups.count),
+      ofOwn: (i) => stripes(own, i, groups.count),
+    };
+  }
+
+  function stripes(matrix, module, width) {
+    let whole = 0;
+    const present = [];
+    for (let k = 0; k < width; k++) {
+      const value = matrix[module * width + k];
+      if (value > 0) present.push([k, value]);
+      whole += Math.max(value, 0);
+    }
+    if (present.length === 1) return `var(--c${present[0][0]})`;
+    let at = 0;
+    const stops = present.map(([k, value]) => {
+      const from = at;
+      at += (100 * value) / whole;
+      return `var(--c${k}) ${from.toFixed(2)}% ${at.toFixed(2)}%`;
+    });
+    return stops.length ? `linear-gradient(to right, ${stops.join(", ")})` : "";
+  }
+
+  function paintRate(report) {
+    let most = 0;
+    for (let i = 0; i < report.size; i++) most = Math.max(most, amount(report, "rate", i));
+    const shade = (i) => (most ? Math.sqrt(amount(report, "rate", i) / most) * 100 : 0);
+    return {
+      scale: ["0", "low", "high", short(most, "FLOP/s")],
+      note: "width: time, colour: FLOP/s",
+      of: (i) => `color-mix(in oklab, var(--low), var(--high) ${shade(i).toFixed(1)}%)`,
+      ofOwn: () => "",
+    };
+  }
+
+  function paintChange(report) {
+    const other = reports[1 - reports.indexOf(report)];
+    const sign = report === reports[0] ? 1 : -1;
+    const shade = (i) => {
+      const there = other.find(report.paths[i]);
+      const mine = amount(report, widthKey(), i);
+      const theirs = there === undefined ? 0 : amount(other, widthKey(), there);
+      return mine + theirs ? (sign * (theirs - mine)) / Math.max(mine, theirs) : 0;
+    };
+    return {
+      scale: ["less in the other", "less", "more", "more in the other"],
+      of: (i) => {
+        const change = shade(i);
+        const mark = change < 0 ? "--less" : "--more";
+        return change ? `color-mix(in oklab, var(--same), var(${mark}) ${(20 + 80 * Math.abs(change)).toFixed(1)}%)` : "var(--same)";
+      },
+      ofOwn: () => "",
+    };
+  }
+
+  // ---- the picture
+
+  class Icicle {
+    constructor(report, number) {
+      this.report = report;
+      this.number = number;
+      this.zoomed = 0;
+      this.selected = 0;
+      this.cells = new Map();
+      this.heading = make("h3", { class: "picture-title", hidden: true }, isolate(""));
+      this.box = make("div", {
+        class: "icicle",
+        role: "tree",
+        tabindex: "0",
+        "aria-label": "Module tree: width is the chosen measure",
+        "aria-describedby": "live",
+        on: {
+          keydown: (event) => this.onKey(event),
+          click: (event) => this.onClick(event),
+        },
+      });
+      this.element = make("div", {}, this.heading, this.box);
+    }
+
+    draw() {
+      const width = this.box.clientWidth || 1000;
+      const { report } = this;
+      const { own, total } = report.totals(widthKey(), view);
+      const paints = paint(report);
+      const hits = report.search(view.query);
+      const seen = new Set();
+      const fresh = document.createDocumentFragment();
+      let deepest = 0;
+      this.levels = [];
+      const place = (key, kind, module, depth, x, w) => {
+        let cell = this.cells.get(key);
+        if (!cell) {
+          cell = make("div", { class: `cell ${kind}`, "data-module": module });
+          this.cells.set(key, cell);
+          fresh.append(cell);
+        }
+        seen.add(key);
+        deepest = Math.max(deepest, depth);
+        cell.style.left = `${(x * 100).toFixed(4)}%`;
+        cell.style.width = `${(w * 100).toFixed(4)}%`;
+        cell.style.top = `${depth * ROW_HEIGHT}px`;
+        return cell;
+      };
+      const whole = total[this.zoomed];
+      const stack = [[this.zoomed, 0, 0, 1]];
+      while (stack.length) {
+        const [module, depth, x, w] = stack.pop();
+        const cell = place(`m${module}`, "module", module, depth, x, w);
+        this.fill(cell, module, depth, w * width, paints, hits);
+        (this.levels[depth] ||= []).push(module);
+        if (depth + 1 >= LEVELS || !total[module]) continue;
+        this.divide(module, x, w, width, own, total, (kind, child, from, span, count) => {
+          if (kind === "module") stack.push([child, depth + 1, from, span]);
+          else this.fillSmall(place(`${kind}${child}`, kind, kind === "own" ? module : report.parent[child], depth + 1, from, span), kind, child, span * width, count, paints, hits);
+        });
+      }
+      for (const level of this.levels) {
+        level.sort((a, b) => a - b);
+        for (const module of level) this.tellOpen(module, seen);
+      }
+      for (const [key, cell] of this.cells) {
+        if (!seen.has(key)) {
+          cell.remove();
+          this.cells.delete(key);
+        }
+      }
+      this.box.append(fresh);
+      this.box.style.height = `${(deepest + 1) * ROW_HEIGHT}px`;
+      this.box.classList.toggle("empty", !whole);
+      this.markSelected();
+    }
+
+    /** Hand each child of a module to `put`, too narrow ones together, and then what the module does itself. */
+    divide(module, x, w, width, own, total, put) {
+      const scale = w / total[module];
+      let at = x;
+      let run = null;
+      const flush = () => {
+        if (run && (run.to - run.from) * width >= 0.4) put("rest", run.first, run.from, run.to - run.from, run.count);
+        run = null;
+      };
+      for (const child of this.report.children[module]) {
+        const span = total[child] * scale;
+        if (span <= 0) continue;
+        if (span * width < NARROWEST) {
+          run ||= { first: child, from: at, count: 0 };
+          run.count += 1;
+          run.to = at + span;
+        } else {
+          flush();
+          put("module", child, at, span);
+        }
+        at += span;
+      }
+      flush();
+      if (at > x && own[module] * scale * width >= 1) put("own", module, at, own[module] * scale);
+    }
+
+    fill(cell, module, depth, pixels, paints, hits) {
+      const { report } = this;
+      const key = widthKey();
+      const share = percent(amount(report, key, module), amount(report, key, 0));
+      const text = tell(report, view.measure, module);
+      cell.id = `cell-${this.number}-${module}`;
+      cell.setAttribute("role", "treeitem");
+      cell.setAttribute("aria-level", depth + 1);
+      cell.setAttribute("aria-label", this.describe(module));
+      cell.classList.toggle("thin", pixels < 8);
+      cell.title = `${report.path(module) || report.title}\n${report.classOf(module)}\n${titleOf(view.measure)} ${text} · ${share}`;
+      cell.style.background = paints.of(module);
+      this.mark(cell, hits, module);
+      const parts = [];
+      if (pixels > 26) parts.push(isolate(report.nameOf(module).slice(0, 200), { class: "label" }));
+      if (pixels > 90) parts.push(make("span", { class: "share" }, isRate() ? text : pixels > 190 ? `${text} · ${share}` : share));
+      cell.replaceChildren(...parts);
+    }
+
+    tellOpen(module, drawn) {
+      const children = this.report.children[module];
+      if (children.length) this.cells.get(`m${module}`).setAttribute("aria-expanded", String(children.some((child) => drawn.has(`m${child}`))));
+    }
+
+    fillSmall(cell, kind, module, pixels, count, paints, hits) {
+      const { report } = this;
+      cell.setAttribute("aria-hidden", "true");
+      if (kind === "own") {
+        const value = report.totals(widthKey(), view).own[module];
+        cell.title = `${report.path(module) || report.title}: itself, beside the modules in it\n${short(value, measureOf(report).unit)}`;
+        cell.style.background = paints.ofOwn(module);
+        cell.replaceChildren(...(pixels > 40 ? [make("span", { class: "label" }, "itself")] : []));
+      } else {
+        const colour = paints.of(module);
+        cell.style.setProperty("--tint", colour.startsWith("linear") || !colour ? "var(--cell-none)" : colour);
+        cell.title = `${plural(count, "module")} too narrow to draw: zoom in`;
+        cell.replaceChildren(...(pixels > 60 ? [make("span", { class: "label" }, `${count} more`)] : []));
+      }
+      this.mark(cell, hits, module);
+    }
+
+    mark(cell, hits, module) {
+      cell.classList.toggle("hit", Boolean(hits && hits[module] & 1 && cell.classList.contains("module")));
+      cell.classList.toggle("dim", Boolean(hits && !(hits[module] & 3)));
+    }
+
+    describe(module) {
+      const { report } = this;
+      const share = percent(amount(report, widthKey(), module), amount(report, widthKey(), 0));
+      const name = report.path(module).slice(-300) || "the whole model";
+      return `${name}, ${report.classOf(module).slice(0, 200)}, ${titleOf(view.measure)} ${tell(report, view.measure, module)}, ${share} of the model`;
+    }
+
+    select(module, aloud = true) {
+      this.selected = module;
+      this.markSelected();
+      if (aloud) byId("live").textContent = this.describe(module);
+      drawDetail(this);
+    }
+
+    markSelected() {
+      for (const cell of this.box.querySelectorAll(".selected")) {
+        cell.classList.remove("selected");
+        cell.removeAttribute("aria-selected");
+      }
+      const cell = this.cells.get(`m${this.selected}`);
+      if (!cell) {
+        this.box.removeAttribute("aria-activedescendant");
+        return;
+      }
+      cell.classList.add("selected");
+      cell.setAttribute("aria-selected", "true");
+      this.box.setAttribute("aria-activedescendant", cell.id);
+    }
+
+    zoom(module) {
+      this.zoomed = module;
+      this.draw();
+      this.select(module);
+      drawPath(this);
+      followZoom(this);
+    }
+
+    zoomOut() {
+      if (this.zoomed) this.zoom(this.report.parent[this.zoomed]);
+    }
+
+    onClick(event) {
+      const cell = event.target.closest(".cell");
+      if (!cell) return;
+      const module = Number(cell.dataset.module);
+      this.box.focus({ preventScroll: true });
+      if (module === this.zoomed && !cell.classList.contains("rest")) {
+        if (cell.classList.contains("own") || !module) this.select(module);
+        else this.zoomOut();
+      } else if (this.report.children[module].length) this.zoom(module);
+      else this.select(module);
+    }
+
+    onKey(event) {
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      const step = {
+        ArrowLeft: () => this.beside(-1),
+        ArrowRight: () => this.beside(1),
+        ArrowDown: () => this.drawn(this.report.children[this.selected].find((child) => this.cells.has(`m${child}`))),
+        ArrowUp: () => (this.selected === this.zoomed ? this.zoomOut() : this.drawn(this.report.parent[this.selected])),
+        Enter: () => this.zoom(this.selected),
+        " ": () => this.zoom(this.selected),
+        Escape: () => this.zoomOut(),
+        Backspace: () => this.zoomOut(),
+        Home: () => this.zoom(0),
+      }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      step();
+    }
+
+    beside(step) {
+      const level = this.levels[this.report.depth[this.selected] - this.report.depth[this.zoomed]] || [];
+      this.drawn(level[level.indexOf(this.selected) + step]);
+    }
+
+    drawn(module) {
+      if (module !== undefined && module >= 0) this.select(module);
+    }
+  }
+
+  const pictures = [];
+
+  /** Zoom the other picture of a comparison to the module of the same name. */
+  function followZoom(picture) {
+    for (const other of pictures) {
+      const module = other === picture ? undefined : other.report.find(picture.report.path(picture.zoomed));
+      if (module !== undefined && module !== other.zoomed) {
+        other.zoomed = other.selected = module;
+        other.draw();
+      }
+    }
+  }
+
+  function drawPath(picture) {
+    const { report, zoomed } = picture;
+    const items = report.ancestors(zoomed).map((module) =>
+      make(
+        "button",
+        {
+          type: "button",
+          class: "crumb",
+          "aria-current": module === zoomed ? "location" : undefined,
+          title: report.path(module) || report.title,
+          on: { click: () => picture.zoom(module) },
+        },
+        isolate(report.nameOf(module).slice(0, 200)),
+      ),
+    );
+    byId("path").replaceChildren(...items);
+  }
+
+  function drawLegend() {
+    const paints = paint(reports[0]);
+    const legend = byId("legend");
+    if (paints.scale) {
+      const [from, low, high, to] = paints.scale;
+      const bar = make("span", { class: "ramp", "aria-hidden": "true" });
+      const middle = low === "less" ? "var(--same), " : "";
+      bar.style.background = `linear-gradient(to right, var(--${low}), ${middle}var(--${high}))`;
+      legend.replaceChildren(make("span", {}, from), bar, make("span", {}, to), make("span", { class: "hint" }, paints.note || ""));
+      return;
+    }
+    const { groups } = paints;
+    const present = view.split === "phase" ? groups.names.filter((name) => reports.some((report) => report.phases.includes(name))) : groups.names;
+    const swatch = (k, name) => make("span", { class: "swatch", title: name }, make("i", { style: { background: `var(--c${k})` } }), isolate(name.slice(0, 60)));
+    const items = present.map((name) => swatch(groups.of(name), name || "(no class)"));
+    if (groups.more) items.push(swatch(COLOURS, OTHER));
+    legend.replaceChildren(...items);
+  }
+
+  function drawDetail(picture) {
+    const { report, selected } = picture;
+    const key = widthKey();
+    const facts = keysOf(report).map((name) => {
+      const exact = name === "rate" ? "" : thousands(report.exactly(name, view, selected));
+      return make(
+        "tr",
+        { class: name === view.measure ? "current" : undefined },
+        make("th", { scope: "row" }, titleOf(name)),
+        make("td", {}, tell(report, name, selected)),
+        make("td", { class: "quiet" }, name === "rate" ? "" : percent(amount(report, name, selected), amount(report, name, 0))),
+        make("td", { class: "quiet digits" }, exact),
+      );
+    });
+    const about = report.aboutOf(selected);
+    const unknown = report.totals(key, view).unknown[selected];
+    const blocks = [
+      make(
+        "div",
+        {},
+        make("h3", { title: report.path(selected) || report.title }, isolate(report.path(selected) || report.title)),
+        make("p", { class: "quiet clip", title: about }, isolate(report.classOf(selected) || "no class"), about ? isolate(`(${about})`) : null),
+        unknown ? make("p", { class: "warn" }, `${plural(unknown, "op call")} inside of which the ${titleOf(key)} are not known: at least this much.`) : null,
+        make("table", { class: "facts" }, make("caption", { class: "hidden" }, "The selected module in every measure"), make("tbody", {}, ...facts)),
+      ),
+      bars(key === "parameters" ? "By name" : "By operator", report.shares(key, view, selected, "operator"), report),
+      report.phases.length > 1 ? bars("By phase", report.shares(key, view, selected, "phase"), report) : null,
+    ];
+    byId("detail").replaceChildren(...blocks.filter(Boolean));
+  }
+
+  function bars(title, shares, report) {
+    const whole = shares.reduce((sum, [, value]) => sum + value, 0);
+    const { unit } = measureOf(report);
+    const shown = shares.slice(0, 8);
+    const rest = shares.slice(8).reduce((sum, [, value]) => sum + value, 0);
+    if (rest) shown.push([`${shares.length - 8} ${OTHER}`, rest]);
+    return make(
+      "div",
+      {},
+      make("h3", {}, `${title}, ${measureOf(report).title}`),
+      shown.length
+        ? make(
+            "ul",
+            { class: "bars" },
+            ...shown.map(([name, value]) =>
+              make(
+                "li",
+                { title: name },
+                isolate(name.slice(0, 100)),
+                make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * value) / whole}%` } })),
+                make("span", { class: "digits" }, `${short(value, unit)} · ${percent(value, whole)}`),
+              ),
+            ),
+          )
+        : make("p", { class: "quiet" }, "Nothing in this measure."),
+    );
+  }
+
+  // ---- tables that can be sorted
+
+  class Table {
+    /** `columns` are {title, value, write, number}; `rows` returns the indexes of rows, `open` is called with one. */
+    constructor(box, { caption, columns, rows, open, sort }) {
+      Object.assign(this, { box, caption, columns, rows, open, sort });
+      this.limit = FIRST_ROWS;
+    }
+
+    draw(keepLimit = false) {
+      if (!keepLimit) this.limit = FIRST_ROWS;
+      const columns = this.columns();
+      const sorted = columns.find(({ key }) => key === this.sort.key) || columns[0];
+      const rows = this.rows();
+      const values = new Map(rows.map((row) => [row, sorted.value(row)]));
+      const sign = this.sort.descending ? -1 : 1;
+      const compare = sorted.number ? (a, b) => a - b : (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+      rows.sort((a, b) => sign * compare(values.get(a), values.get(b)) || a - b);
+      const shown = rows.slice(0, this.limit);
+      const head = make("tr", {}, ...columns.map((column) => this.drawHeading(column, sorted)));
+      const body = make("tbody", {}, ...shown.map((row) => this.drawRow(row, columns)));
+      const left = rows.length - shown.length;
+      const more = left
+        ? make("button", { type: "button", class: "button more", on: { click: () => this.showMore() } }, `Show ${thousands(Math.min(left, MORE_ROWS))} more of ${thousands(rows.length)}`)
+        : null;
+      const table = make("table", { "aria-rowcount": rows.length + 1 }, make("caption", { class: "hidden" }, this.caption), make("thead", {}, head), body);
+      this.box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table), ...(more ? [more] : []));
+    }
+
+    drawHeading(column, sorted) {
+      const direction = column === sorted ? (this.sort.descending ? "descending" : "ascending") : undefined;
+      const mark = direction ? (this.sort.descending ? " ↓" : " ↑") : "";
+      return make(
+        "th",
+        { scope: "col", class: column.number ? "number" : undefined, "aria-sort": direction },
+        make("button", { type: "button", "data-key": column.key, on: { click: () => this.sortBy(column) } }, column.title + mark),
+      );
+    }
+
+    drawRow(row, columns) {
+      return make(
+        "tr",
+        {},
+        ...columns.map((column, index) => {
+          const cell = make(index ? "td" : "th", { scope: index ? undefined : "row", class: column.number ? "number" : "name" });
+          column.write(cell, row);
+          if (!index && this.open) {
+            const button = make("button", { type: "button", class: "open", title: cell.title, on: { click: () => this.open(row) } }, ...cell.childNodes);
+            cell.replaceChildren(button);
+          }
+          return cell;
+        }),
+      );
+    }
+
+    sortBy(column) {
+      const descending = this.sort.key === column.key ? !this.sort.descending : Boolean(column.number);
+      this.sort = { key: column.key, descending };
+      this.draw();
+      this.box.querySelector(`thead button[data-key="${column.key}"]`).focus();
+    }
+
+    showMore() {
+      const from = this.limit;
+      this.limit += MORE_ROWS;
+      this.draw(true);
+      const next = this.box.querySelectorAll("tbody tr")[from];
+      next?.querySelector("button")?.focus();
+    }
+  }
+
+  const text = (key, title, read) => ({
+    key,
+    title,
+    value: (row) => read(row),
+    write: (cell, row) => {
+      cell.title = read(row);
+      cell.append(isolate(read(row).slice(0, 400)));
+    },
+  });
+
+  function shareColumn(value) {
+    return {
+      key: "share",
+      title: `% of ${measureOf()?.title}`,
+      number: true,
+      value,
+      write: (cell, row) => {
+        const whole = amount(reports[0], widthKey(), 0);
+        const share = whole ? (100 * value(row)) / whole : 0;
+        cell.classList.add("sharecell");
+        cell.style.setProperty("--share", `${Math.min(share, 100).toFixed(2)}%`);
+        cell.append(percent(value(row), whole));
+      },
+    };
+  }
+
+  function moduleColumns() {
+    const [report] = reports;
+    const columns = [text("name", "Module", (i) => report.paths[i] || report.title), text("class", "Class", (i) => report.classOf(i))];
+    for (const key of keysOf(report)) {
+      columns.push({
+        key,
+        title: titleOf(key),
+        number: true,
+        value: (i) => amount(report, key, i),
+        write: (cell, i) => {
+          const value = amount(report, key, i);
+          cell.append(tell(report, key, i));
+          cell.classList.toggle("zero", !value);
+          cell.classList.toggle("current", key === view.measure);
+          const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[i];
+          if (unknown) cell.title = `${plural(unknown, "op call")} inside not known`;
+        },
+      });
+    }
+    columns.splice(2, 0, shareColumn((i) => amount(report, widthKey(), i)));
+    return columns;
+  }
+
+  function moduleRows() {
+    const [report] = reports;
+    const hits = report.search(view.query);
+    const rows = [];
+    for (let i = 0; i < report.size; i++) if (!hits || hits[i] & 1) rows.push(i);
+    return rows;
+  }
+
+  function sumOperators() {
+    const [report] = reports;
+    const apart = report.record.phases.indexOf("");
+    const wanted = report.filter({ phase: view.phase, operator: "" });
+    const sums = new Map();
+    for (const [key, measure] of report.measures) {
+      const sum = (sums[key] = new Float64Array(report.operators.length));
+      measure.values.forEach((value, row) => {
+        if (value && report.rows.phase[row] !== apart && wanted(row)) sum[report.rows.operator[row]] += value;
+      });
+      const unknown = new Float64Array(report.operators.length);
+      for (const [row, calls] of measure.unknown) if (wanted(row)) unknown[report.rows.operator[row]] += calls;
+      sums.set(key, { sum, unknown });
+    }
+    return sums;
+  }
+
+  function operatorTable() {
+    const [report] = reports;
+    let sums = new Map();
+    const keys = () => keysOf(report).filter((key) => key === "rate" || sums.get(key).sum.some(Boolean));
+    const value = (key, i) => {
+      if (key !== "rate") return sums.get(key).sum[i];
+      const time = sums.get("time").sum[i];
+      return time ? (sums.get("flops").sum[i] * 1e9) / time : 0;
+    };
+    return new Table(byId("operator-table"), {
+      caption: "Operators of the whole model",
+      sort: { key: "share", descending: true },
+      rows: () => {
+        sums = sumOperators();
+        const apart = report.record.phases.indexOf("");
+        const ran = new Set();
+        report.rows.phase.forEach((phase, row) => phase !== apart && ran.add(report.rows.operator[row]));
+        return [...ran].filter((i) => [...sums.values()].some(({ sum, unknown }) => sum[i] || unknown[i]));
+      },
+      columns: () => {
+        sums = sumOperators();
+        return [
+          text("name", "Operator", (i) => report.operators[i] || "''"),
+          shareColumn((i) => sums.get(widthKey())?.sum[i] || 0),
+          ...keys().map((key) => ({
+            key,
+            title: titleOf(key),
+            number: true,
+            value: (i) => value(key, i),
+            write: (cell, i) => {
+              const unknown = key === "rate" ? 0 : sums.get(key).unknown[i];
+              const known = value(key, i);
+              cell.append(unknown && !known ? "unknown" : (unknown ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
+              cell.classList.toggle("zero", !known && !unknown);
+              cell.classList.toggle("warn", Boolean(unknown));
+              cell.classList.toggle("current", key === view.measure);
+            },
+          })),
+        ];
+      },
+      open: (i) => {
+        byId("operator").value = view.operator = view.operator === report.operators[i] ? "" : report.operators[i];
+        drawAll();
+        byId("h-picture").scrollIntoView({ block: "start" });
+      },
+    });
+  }
+
+  // ---- a comparison of two reports
+
+  function differenceTable() {
+    let rows = [];
+    const collect = () => {
+      const [here, there] = reports;
+      const paths = [...new Set([...here.paths, ...there.paths])];
+      const key = widthKey();
+      const of = (report, path) => {
+        const module = report.find(path);
+        return module === undefined || !report.measures.has(key) ? null : amount(report, key, module);
+      };
+      rows = paths.map((path) => ({ path, here: of(here, path), there: of(there, path) })).filter((row) => row.here !== row.there);
+    };
+    const difference = (i) => (rows[i].there || 0) - (rows[i].here || 0);
+    const number = (key, title, read, write) => ({ key, title, number: true, value: read, write: (cell, i) => cell.append(write(i)) });
+    return new Table(byId("differences"), {
+      caption: "Differences by module",
+      sort: { key: "size", descending: true },
+      rows: () => {
+        collect();
+        return rows.map((_, i) => i);
+      },
+      columns: () => {
+        const unit = measureOf().unit;
+        const side = (name) => (i) => (rows[i][name] === null ? "not there" : short(rows[i][name], unit));
+        return [
+          text("name", "Module", (i) => rows[i].path || "the whole model"),
+          number("here", "This", (i) => rows[i].here || 0, side("here")),
+          number("there", "Other", (i) => rows[i].there || 0, side("there")),
+          number("size", "Difference", (i) => Math.abs(difference(i)), (i) => (difference(i) > 0 ? "+" : "") + short(difference(i), unit)),
+          number("ratio", "Change", (i) => difference(i) / (rows[i].here || 1), (i) => (rows[i].here ? (difference(i) > 0 ? "+" : "") + percent(difference(i), rows[i].here) : "new")),
+        ];
+      },
+      open: (i) => {
+        const picture = pictures.find((item) => item.report.find(rows[i].path) !== undefined);
+        picture.zoom(picture.report.find(rows[i].path));
+      },
+    });
+  }
+
+  /** Return the data of a file that holds a report: the page, or its data alone; another raises Error. */
+  function readFile(content) {
+    const found = content.match(/<script type="application\/json" id="data">([\s\S]*?)<\/script>/);
+    let record;
+    try {
+      record = JSON.parse(found ? found[1] : content);
+    } catch (error) {
+      throw new Error("it holds no report of fvflops, or not a whole one");
+    }
+    if (record?.format !== "fvflops.report") throw new Error("it is no HTML report of fvflops: make one with --format html");
+    return new Report(record);
+  }
+
+  async function compareWith(file) {
+    try {
+      const report = readFile(await file.text());
+      closeOther(false);
+      reports.push(report);
+      view.split = "change";
+      pictures.push(new Icicle(report, 1));
+      byId("pictures").append(pictures[1].element);
+      announce(`Compared with ${file.name}.`, false);
+    } catch (error) {
+      announce(`${file.name} cannot be compared with: ${error.message}.`, true);
+      return;
+    }
+    fillControls();
+    drawAll();
+  }
+
+  function closeOther(redraw = true) {
+    if (reports.length < 2) return;
+    reports.pop();
+    pictures.pop().element.remove();
+    if (view.split === "change") view.split = "class";
+    if (redraw) {
+      fillControls();
+      drawAll();
+    }
+  }
+
+  function announce(message, wrong) {
+    byId("notice").textContent = wrong ? message : "";
+    byId("notice").hidden = !wrong;
+    byId("live").textContent = message;
+  }
+
+  function drawComparison() {
+    const both = reports.length === 2;
+    byId("comparison").hidden = !both;
+    pictures.forEach((picture, index) => {
+      picture.heading.hidden = !both;
+      const total = tell(picture.report, widthKey(), 0);
+      picture.heading.firstChild.textContent = `${index ? "Other" : "This"}: ${picture.report.title.slice(0, 200)} · ${measureOf().title} ${picture.report.measures.has(widthKey()) ? total : "not known"}`;
+    });
+    if (!both) return;
+    const [here, there] = reports;
+    const only = (a, b) => a.paths.filter((path) => b.find(path) === undefined).length;
+    byId("compared").textContent = `${measureOf().title}: ${tell(here, widthKey(), 0)} here, ${tell(there, widthKey(), 0)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Those that are equal are left out.`;
+    tables.differences.draw();
+  }
+
+  // ---- the controls and the rest of the page
+
+  function drawTiles() {
+    const [report] = reports;
+    const keys = keysOf(report);
+    const tiles = keys.map((key) => {
+      const chosen = key === view.measure;
+      const note = key === "rate" ? "FLOPs by the time that they took" : report.measures.get(key).note;
+      const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[0];
+      return make(
+        "button",
+        {
+          type: "button",
+          class: "tile",
+          role: "radio",
+          "aria-checked": String(chosen),
+          tabindex: chosen ? "0" : "-1",
+          title: note,
+          "data-key": key,
+          on: { click: () => chooseMeasure(key), keydown: (event) => stepTiles(event, keys) },
+        },
+        make("span", { class: "tile-title" }, titleOf(key)),
+        make("span", { class: "tile-value" }, key === "rate" ? short(amount(report, key, 0)) : tell(report, key, 0)),
+        make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unknown` : note),
+      );
+    });
+    byId("tiles").replaceChildren(...tiles);
+  }
+
+  function stepTiles(event, keys) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    chooseMeasure(keys[(keys.indexOf(view.measure) + step + keys.length) % keys.length]);
+  }
+
+  function chooseMeasure(key) {
+    view.measure = key;
+    drawAll();
+    byId("tiles").querySelector(`[data-key="${key}"]`).focus();
+  }
+
+  function fillControls() {
+    const [report] = reports;
+    const options = (select, label, names, chosen) => {
+      const items = [["", label], ...names.map((name) => [name, name])];
+      select.replaceChildren(...items.map(([value, title]) => make("option", { value, selected: value === chosen }, title.slice(0, 80))));
+    };
+    options(byId("phase"), "all", report.phases, view.phase);
+    byId("phase-label").hidden = report.phases.length < 2;
+    const apart = report.record.phases.indexOf("");
+    const ran = new Set(report.rows.operator.filter((_, row) => report.rows.phase[row] !== apart));
+    options(byId("operator"), "all", [...ran].map((i) => report.operators[i]).sort(), view.operator);
+    const splits = [["class", "Class"], ["operator", "Operator"]];
+    if (report.phases.length > 1) splits.splice(1, 0, ["phase", "Phase"]);
+    if (reports.length === 2) splits.push(["change", "Change"]);
+    const radios = splits.map(([value, title]) =>
+      make(
+        "label",
+        {},
+        make("input", {
+          type: "radio",
+          name: "split",
+          value,
+          checked: value === view.split,
+          on: {
+            change: () => {
+              view.split = value;
+              drawPictures();
+            },
+          },
+        }),
+        title,
+      ),
+    );
+    byId("split").replaceChildren(make("legend", {}, "Split by"), ...radios);
+  }
+
+  function drawLedger() {
+    const { ledger, unknown_elements: elements } = reports[0].record;
+    const says = {
+      counted: "a formula says what each call comes to",
+      free: "no arithmetic: views, copies, making of tensors",
+      omitted: "arithmetic that this convention leaves out",
+      unknown: "no formula: in no total, never taken for zero",
+    };
+    const cards = Object.entries(says).map(([status, meaning]) => {
+      const ops = ledger[status] || [];
+      const calls = ops.reduce((sum, [, count]) => sum + count, 0);
+      return make(
+        "div",
+        { class: `status ${status} ${calls ? "some" : "none"}` },
+        make("h3", {}, make("i", { "aria-hidden": "true" }), status),
+        make("p", { class: "big" }, thousands(calls), make("span", { class: "quiet" }, calls === 1 ? " call" : " calls")),
+        make("p", { class: "quiet" }, meaning),
+        ops.length
+          ? make(
+              "details",
+              { open: status === "unknown" || status === "omitted" || ops.length <= 6 },
+              make("summary", {}, plural(ops.length, "operator")),
+              make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null))),
+            )
+          : null,
+      );
+    });
+    byId("ledger").replaceChildren(...cards);
+    const unknown = (ledger.unknown || []).length;
+    byId("ledger-hint").textContent = unknown
+      ? `${plural(unknown, "operator")} without a formula: the totals are lower bounds.`
+      : "Every operator that ran has an entry in the table.";
+    byId("ledger-hint").classList.toggle("warn", unknown > 0);
+  }
+
+  function drawAbout() {
+    const { about } = reports[0].record;
+    const first = ["model", "inputs", "table", "multiply_add", "description", "device", "execution", "fvflops", "torch", "python"];
+    const keys = [...first.filter((key) => key in about), ...Object.keys(about).filter((key) => !first.includes(key))];
+    const says = { table: "convention", multiply_add: "FLOPs of a multiply-add" };
+    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(about[key].slice(0, 2000))))));
+    const parts = [about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `a multiply-add is ${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"}`].filter(Boolean);
+    byId("title").replaceChildren(isolate(reports[0].title.slice(0, 200), { title: reports[0].title }));
+    byId("subtitle").replaceChildren(...parts.flatMap((part, index) => [...(index ? [" · "] : []), isolate(part.slice(0, 300))]));
+  }
+
+  function drawHits() {
+    const [report] = reports;
+    const hits = report.search(view.query);
+    if (!hits) {
+      byId("hits").textContent = "";
+      return;
+    }
+    let count = 0;
+    let sum = 0;
+    for (let i = 0; i < report.size; i++) {
+      if (!(hits[i] & 1)) continue;
+      count += 1;
+      if (!(hits[i] & 2)) sum += amount(report, widthKey(), i);
+    }
+    const share = percent(sum, amount(report, widthKey(), 0));
+    byId("hits").textContent = count ? `${plural(count, "module")} found, together ${short(sum, measureOf().unit)} (${share}). Enter zooms to the first.` : "No module has this in its name or class.";
+  }
+
+  function drawPictures() {
+    for (const picture of pictures) if (picture.report.measures.has(widthKey())) picture.draw();
+    drawLegend();
+    drawPath(pictures[0]);
+    drawDetail(pictures[0]);
+    drawHits();
+    byId("split").disabled = isRate();
+  }
+
+  const tables = {};
+
+  function drawAll() {
+    drawTiles();
+    drawPictures();
+    drawComparison();
+    const key = isRate() ? "rate" : "share";
+    if (["share", "rate"].includes(tables.modules.sort.key)) tables.modules.sort = { key, descending: true };
+    tables.modules.draw();
+    tables.operators.draw();
+    const [report] = reports;
+    byId("module-hint").textContent = `${plural(report.size, "module")}; with all that is inside. A name zooms the picture.`;
+    byId("operator-hint").textContent = "A name shows that operator alone in the picture.";
+    byId("operator-label").classList.toggle("active", Boolean(view.operator));
+    byId("phase-label").classList.toggle("active", Boolean(view.phase));
+  }
+
+  function listen() {
+    byId("phase").addEventListener("change", (event) => {
+      view.phase = event.target.value;
+      drawAll();
+    });
+    byId("operator").addEventListener("change", (event) => {
+      view.operator = event.target.value;
+      drawAll();
+    });
+    let waiting = 0;
+    const searchNow = () => {
+      clearTimeout(waiting);
+      if (view.query === byId("search").value.trim()) return;
+      view.query = byId("search").value.trim();
+      drawPictures();
+      tables.modules.draw();
+    };
+    byId("search").addEventListener("input", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(searchNow, 120);
+    });
+    byId("search").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      searchNow();
+      const hits = reports[0].search(view.query);
+      const first = hits ? hits.findIndex((hit) => hit & 1) : -1;
+      if (first >= 0) pictures[0].zoom(first);
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "/" || event.target.matches("input, select, textarea")) return;
+      event.preventDefault();
+      byId("search").focus();
+    });
+    byId("other").addEventListener("change", (event) => {
+      if (event.target.files[0]) compareWith(event.target.files[0]);
+      event.target.value = "";
+    });
+    byId("uncompare").addEventListener("click", () => closeOther());
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (event.dataTransfer.files[0]) compareWith(event.dataTransfer.files[0]);
+    });
+    let width = window.innerWidth;
+    window.addEventListener("resize", () => {
+      if (width === window.innerWidth) return;
+      width = window.innerWidth;
+      for (const picture of pictures) picture.draw();
+    });
+  }
+
+  // ---- light and dark
+
+  const THEMES = { "": ["◐ Auto", "as the system has them"], light: ["☀ Light", "light"], dark: ["☾ Dark", "dark"] };
+
+  function remember(theme) {
+    // A page opened from a disk may not be allowed to keep anything.
+    try {
+      if (theme === undefined) return localStorage.getItem("fvflops-theme") || "";
+      localStorage.setItem("fvflops-theme", theme);
+    } catch (error) {
+      return "";
+    }
+    return theme;
+  }
+
+  function setTheme(theme) {
+    const chosen = theme in THEMES ? theme : "";
+    document.documentElement.dataset.theme = chosen;
+    const [label, says] = THEMES[chosen];
+    byId("theme").textContent = label;
+    byId("theme").setAttribute("aria-label", `Colours: ${says}; press to change`);
+  }
+
+  function start() {
+    setTheme(remember());
+    byId("theme").addEventListener("click", () => {
+      const order = Object.keys(THEMES);
+      const next = order[(order.indexOf(document.documentElement.dataset.theme) + 1) % order.length];
+      remember(next);
+      setTheme(next);
+    });
+    const report = new Report(JSON.parse(byId("data").textContent));
+    reports.push(report);
+    const keys = keysOf(report);
+    view.measure = keys.find((key) => report.totals(key, view).total[0] > 0) || keys[0];
+    pictures.push(new Icicle(report, 0));
+    byId("pictures").append(pictures[0].element);
+    tables.modules = new Table(byId("module-table"), {
+      caption: "Modules, each with all that is inside it",
+      sort: { key: "share", descending: true },
+      columns: moduleColumns,
+      rows: moduleRows,
+      open: (i) => {
+        pictures[0].zoom(i);
+        byId("h-picture").scrollIntoView({ block: "start" });
+        pictures[0].box.focus({ preventScroll: true });
+      },
+    });
+    tables.operators = operatorTable();
+    tables.differences = differenceTable();
+    fillControls();
+    drawAbout();
+    drawLedger();
+    drawAll();
+    listen();
+    performance.mark("fvflops-drawn");
+  }
+
+  start();
+})();
