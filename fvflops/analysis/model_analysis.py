@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fvflops import paths
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.capture.model import unwrap_compiled
@@ -19,6 +21,7 @@ from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
+from fvflops.reports import html
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
@@ -272,6 +275,28 @@ class ModelAnalysis:
             self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
             self._warn(self._counts)
         return self._counts
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return a page that a browser opens, with a picture of the module tree to move about in; write it to a path.
+
+        It shows what this analysis counts, and what else its trace and table tell: FLOPs, MACs, activations,
+        parameters, bytes, op calls, and time where it was measured. It is one file and asks for no network. A path that
+        cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
+
+        >>> import torch
+        >>> ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
+        True
+        """
+        # What the page is made of is made of analyses itself.
+        from fvflops.analysis.breakdown import break_down
+
+        if path is not None:
+            paths.check_writable(os.fspath(path))
+        page = "".join(html.render(break_down(self)))
+        if path is not None:
+            with paths.open_text(os.fspath(path), "w") as file:
+                file.write(page)
+        return page
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
