@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -10,10 +11,11 @@ from typing import TypeVar
 
 from fvflops import paths
 from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.analysis.breakdown import break_down
 from fvflops.capture.model import describe_inputs
 from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import load_table
-from fvflops.reports import REPORTS, ledger
+from fvflops.reports import PAGES, REPORTS, ledger
 from fvflops.trace import Status
 
 T = TypeVar("T")
@@ -21,12 +23,8 @@ T = TypeVar("T")
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
-    report = REPORTS.get(arguments.format)
-    if report is None:
-        near = get_close_matches(arguments.format, REPORTS, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"no format is called {arguments.format!r}: take {near!r}, or another of {', '.join(sorted(REPORTS))}"
-        )
+    check_format(arguments.format)
+    check_output(arguments.output)
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
@@ -44,14 +42,45 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.strict and unknown:
         listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common())
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
+    if arguments.format in PAGES:
+        write("".join(PAGES[arguments.format](break_down(flops))), arguments.output)
+        return 0
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     summary = summarise(flops, activations)
-    text = report(summary, by=arguments.by, depth=arguments.depth)
+    text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
     if arguments.format in ("table", "tree"):
         text = f"{text}\n\n{ledger.render(summary)}"
     write(text, arguments.output)
     return 0
+
+
+def check_format(name: str) -> None:
+    """Raise ValueError, naming the nearest, where no report is called so.
+
+    >>> check_format("htlm")
+    Traceback (most recent call last):
+    ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, markdown, table, tree
+    """
+    known = sorted((*REPORTS, *PAGES))
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")
+
+
+def check_output(path: str | None) -> None:
+    """Raise OSError where a report cannot be written to a path, before there is one; no folder is made.
+
+    >>> check_output("no/such/folder/report.html")
+    Traceback (most recent call last):
+    OSError: no/such/folder/report.html cannot be written: there is no folder no/such/folder
+    """
+    if path is None:
+        return
+    folder = os.path.dirname(path)
+    if "://" not in path and folder and not os.path.isdir(folder):
+        raise OSError(f"{path} cannot be written: there is no folder {folder}")
+    paths.check_writable(path)
 
 
 def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
