@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import re
 
+from fvflops.trace.printable import show
+
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
 # Within a word an underscore is one in CommonMark too; only at an end of a word can it open or close emphasis.
 _OUTER_UNDERSCORES = re.compile(r"(?<!\w)_+|_+(?!\w)")
 # What Excel, LibreOffice and Google Sheets take for the start of a formula, full-width forms included.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-
-
-def show(name: str) -> str:
-    """Return a name in which every character that cannot be printed is written as a Python escape.
-
-    >>> print(show("line\\nbreak"))
-    line\\nbreak
-    """
-    if name.isprintable():
-        return name
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in name)
 
 
 def escape_markdown(name: str) -> str:
@@ -47,3 +38,6 @@ def neutralise_formula(name: str) -> str:
     if name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS):
         return "'" + name
     return name
+
+
+__all__ = ["escape_markdown", "neutralise_formula", "show"]
