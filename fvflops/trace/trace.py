@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fvflops.trace.modules import ModuleTree
+from fvflops.trace.notebook import write_notebook_table
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 from fvflops.trace.spec import Value, decode_value, encode_value
 
@@ -16,6 +17,7 @@ SCHEMA = 1
 # In the order in which a training step has them; "forward" is all that is none of the others.
 PHASES = ("forward", "recompute", "backward", "optimizer")
 _FORMAT = "fvflops.trace"
+_ROWS = 20  # in a notebook
 
 
 class TraceError(ValueError):
@@ -158,6 +160,21 @@ class Trace:
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""
         return replace(self, events=None, storages=())
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the trace: how often each op ran in each phase, those that ran most."""
+        calls: Counter[str] = Counter()
+        by_phase: Counter[tuple[str, str]] = Counter()
+        for (index, _, phase), count in self.calls.items():
+            op = self.signatures[index].op
+            calls[op] += count
+            by_phase[op, phase] += count
+        phases = [phase for phase in PHASES if any(phase == other for _, _, other in self.calls)]
+        rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_ROWS)]
+        left = f"{_ROWS} of {len(calls):,} ops; " if len(calls) > _ROWS else ""
+        broken = "" if self.complete else "; the run raised, this is what ran before"
+        note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.places):,} modules{broken}"
+        return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
 
     def to_json(self) -> str:
         """Return the trace as JSON text, which `Trace.from_json` reads; events are written by column."""

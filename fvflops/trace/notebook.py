@@ -1,0 +1,46 @@
+"""The notebook: a small HTML table, as `_repr_html_` returns it, with names as text and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from fvflops.trace.printable import show
+
+_LONGEST = 80
+
+
+def write_notebook_table(
+    caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", names: int = 1
+) -> str:
+    """Return a table whose first `names` columns are names, and the others figures.
+
+    >>> print(write_notebook_table("Net", ["Module", "FLOPs"], [["a<b", "12"]]))
+    <table><caption style="text-align:left;caption-side:top"><bdi>Net</bdi></caption><thead><tr>\
+<th style="text-align:left">Module</th><th style="text-align:right">FLOPs</th></tr></thead>\
+<tbody><tr><td style="text-align:left"><bdi>a&lt;b</bdi></td><td style="text-align:right"><bdi>12</bdi></td></tr>\
+</tbody></table>
+    """
+    sides = ["left" if index < names else "right" for index in range(len(headings))]
+    head = "".join(
+        f'<th style="text-align:{side}">{escape(text)}</th>' for side, text in zip(sides, headings, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td style="text-align:{side}">{_isolate(text)}</td>' for side, text in zip(sides, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    table = (
+        f'<table><caption style="text-align:left;caption-side:top">{_isolate(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+    return f"<div>{table}<small>{_isolate(note)}</small></div>" if note else table
+
+
+def _isolate(text: str) -> str:
+    """Return text that reads as itself and does not turn what is around it, cut where it is very long."""
+    shown = show(text)
+    if len(shown) <= 2 * _LONGEST:
+        return f"<bdi>{escape(shown)}</bdi>"
+    return f'<bdi title="{escape(shown)}">{escape(shown[:_LONGEST])}…</bdi>'
