@@ -21,7 +21,7 @@ from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.reports import html
+from fvflops.reports import html, notebook
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
@@ -297,6 +297,12 @@ class ModelAnalysis:
             with paths.open_text(os.fspath(path), "w") as file:
                 file.write(page)
         return page
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
+        from fvflops.analysis.breakdown import break_down
+
+        return notebook.render(break_down(self))
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)

@@ -1,0 +1,74 @@
+"""The notebook report: what a breakdown comes to, and its largest modules, as a small HTML table."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fvflops.trace.breakdown import Breakdown, Measure
+from fvflops.trace.notebook import write_notebook_table
+from fvflops.units import format_percent, format_quantity, format_seconds, format_short
+
+_DEPTH = 2
+_ROWS = 20
+
+
+def render(breakdown: Breakdown) -> str:
+    """Return the modules down to two levels below the root, at most twenty, with every measure; names are text.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> from fvflops.trace.breakdown import Cell
+    >>> net = ModuleTree({"": ModuleInfo("", "", "<Net>")})
+    >>> "&lt;Net&gt;" in render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
+    True
+    """
+    totals = {key: _add_up(measure) for key, measure in breakdown.measures.items()}
+    first = next(iter(totals.values()), Counter())
+    modules = [place for place in breakdown.modules.modules() if _depth(place.name) <= _DEPTH]
+    shown = sorted(modules, key=lambda place: -first[place.name])[:_ROWS]
+    kept = {place.name for place in shown}
+    rows = [
+        [
+            place.name or "(the whole model)",
+            place.class_name,
+            format_percent(first[place.name], first[""]),
+            *(_write(measure, totals[key][place.name]) for key, measure in breakdown.measures.items()),
+        ]
+        for place in modules
+        if place.name in kept
+    ]
+    headings = ["Module", "Class", "Share", *(measure.title for measure in breakdown.measures.values())]
+    return write_notebook_table(
+        breakdown.modules.root.class_name, headings, rows, note=_write_note(breakdown, len(rows)), names=2
+    )
+
+
+def _write_note(breakdown: Breakdown, rows: int) -> str:
+    about = breakdown.about
+    parts = [f"convention {about['table']}"] if "table" in about else []
+    unknown = breakdown.ledger.get("unknown", {})
+    if unknown:
+        parts.append(f"{format_quantity(sum(unknown.values()), 'op call')} unknown, in no total")
+    modules = sum(1 for _ in breakdown.modules.modules())
+    if rows < modules:
+        parts.append(f"{rows} of {format_quantity(modules, 'module')}")
+    return " · ".join([*parts, "to_html(path) writes the whole report"])
+
+
+def _add_up(measure: Measure) -> Counter[str]:
+    """Return what each module comes to, with all inside it."""
+    sums: Counter[str] = Counter()
+    for cell, value in measure.values.items():
+        parts = cell.module.split(".") if cell.module else []
+        for length in range(len(parts) + 1):
+            sums[".".join(parts[:length])] += value
+    return sums
+
+
+def _write(measure: Measure, value: int) -> str:
+    if measure.unit == "ns":
+        return format_seconds(value / 1e9)
+    return format_short(value) + measure.unit
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
