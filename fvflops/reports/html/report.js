@@ -490,7 +490,7 @@
       this.mark(cell, hits, module);
       const parts = [];
       if (pixels > 26) parts.push(isolate(report.nameOf(module).slice(0, 200), { class: "label" }));
-      if (pixels > 90) parts.push(make("span", { class: "share" }, isRate() ? text : pixels > 190 ? `${text} · ${share}` : share));
+      if (pixels > (isRate() ? 140 : 90)) parts.push(make("span", { class: "share" }, isRate() ? text : pixels > 190 ? `${text} · ${share}` : share));
       cell.replaceChildren(...parts);
     }
 
