@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fvflops.reports import PAGES
+from fvflops.reports import PAGES, REPORTS
+from fvflops.trace import Summary
 from fvflops.trace.breakdown import Breakdown, Cell, Measure
 from tests.pages import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
 
@@ -244,6 +245,14 @@ def test_two_reports_are_compared(show, tmp_path):
     assert column(page, "differences", 3) == ["-400", "+400", "-180", "-150", "-50", "+20"]
     assert column(page, "differences", 2)[0] == "not there" and column(page, "differences", 4)[-1] == "new"
     assert "2 modules only here, 1 module only in the other" in page.inner_text("#compared")
+    assert page.locator(".icicle").count() == 2
+    # A summary as --format json writes it can be compared with too; what it holds is with all that is inside.
+    columns = {"flops": {"": 1020, "encoder": 870, "encoder.mlp": 420, "encoder.attn": 400, "head": 150}}
+    (tmp_path / "summary.json").write_text(REPORTS["json"](Summary(net.modules, columns)), encoding="utf-8")
+    page.set_input_files("#other", tmp_path / "summary.json")
+    page.wait_for_selector("text=is not split by phase and operator")
+    assert column(page, "differences", 0) == ["the whole model", "encoder", "encoder.mlp"]
+    assert column(page, "differences", 3) == ["+20", "+20", "+20"]
     assert page.locator(".icicle").count() == 2
     page.click("#uncompare")
     assert page.locator(".icicle").count() == 1 and not page.is_visible("#comparison")

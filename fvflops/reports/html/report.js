@@ -954,8 +954,50 @@
     } catch (error) {
       throw new Error("it holds no report of fvflops, or not a whole one");
     }
-    if (record?.format !== "fvflops.report") throw new Error("it is no HTML report of fvflops: make one with --format html");
+    if (record?.format === "fvflops.summary") return new Report(readSummary(record));
+    if (record?.format !== "fvflops.report") throw new Error("it is no report of fvflops: make one with --format html or json");
     return new Report(record);
+  }
+
+  /** What cannot be printed is written as Python writes it, as in the names of a page. */
+  function escapeUnprintable(text) {
+    const named = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+    return text.replace(/[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu, (mark) => {
+      const code = mark.codePointAt(0);
+      const [letter, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+      return named[mark] || `\\${letter}${code.toString(16).padStart(digits, "0")}`;
+    });
+  }
+
+  /** Return the data of a page from a summary (--format json), which tells of modules, but not of phases and operators. */
+  function readSummary({ schema, about, columns, modules: places, ledger, unknown_elements }) {
+    const strings = [];
+    const known = new Map();
+    const intern = (text) => {
+      const shown = escapeUnprintable(text);
+      if (!known.has(shown)) known.set(shown, strings.push(shown) - 1);
+      return known.get(shown);
+    };
+    const modules = { parent: [], name: [], class: [], about: [] };
+    const at = new Map();
+    const names = [];
+    for (const place of places.filter(({ name, canonical }) => name === canonical)) {
+      let above = place.name;
+      do above = above.slice(0, Math.max(above.lastIndexOf("."), 0));
+      while (above && !at.has(above));
+      modules.parent.push(place.name ? at.get(above) || 0 : -1);
+      modules.name.push(intern(place.name.slice(place.name.lastIndexOf(".") + 1)));
+      modules.class.push(intern(place.class_name));
+      modules.about.push(intern(place.extra_repr));
+      at.set(place.name, names.push(place.name) - 1);
+    }
+    const measures = Object.entries(columns).map(([key, counts]) => {
+      const values = names.map((name) => counts[name] || 0);
+      names.forEach((name, i) => i && (values[modules.parent[i]] -= counts[name] || 0));
+      return { key, title: key, unit: "", note: "", values, unknown: [] };
+    });
+    const rows = { module: names.map((_, i) => i), phase: names.map(() => 0), operator: names.map(() => 0) };
+    return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, strings };
   }
 
   async function compareWith(file) {
@@ -1004,6 +1046,7 @@
     const [here, there] = reports;
     const only = (a, b) => a.paths.filter((path) => b.find(path) === undefined).length;
     byId("compared").textContent = `${measureOf().title}: ${tell(here, widthKey(), 0)} here, ${tell(there, widthKey(), 0)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Those that are equal are left out.`;
+    if (!there.phases.length) byId("compared").textContent += " The other file is not split by phase and operator.";
     tables.differences.draw();
   }
 
