@@ -157,6 +157,17 @@ def test_command_writes_the_page_that_to_html_returns(tmp_path):
     assert written["measures"][0]["values"] and "<title>LeNet5 · fvflops</title>" in page
 
 
+def test_profile_command_writes_a_page_with_times(tmp_path, capsys):
+    path = tmp_path / "page.html"
+    assert main(["profile", "zoo:lenet5", "--repeat", "1", "--backward", "--html", str(path)]) == 0
+    data = read_data(path.read_text(encoding="utf-8"))
+    assert data["measures"][-1]["key"] == "time" and data["phases"] == ["", "forward", "backward"]
+    assert main(["profile", "zoo:lenet5", "--html", str(path), "--weight", "macs"]) == 1
+    assert "--weight says" in capsys.readouterr().err, "the page has all measures"
+    assert main(["profile", "zoo:lenet5", "--html", str(tmp_path)]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):
     ran = []
 

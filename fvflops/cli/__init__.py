@@ -257,6 +257,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
+    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
     files.add_argument(
         "--weight", metavar="W", help="what widths stand for: time (default), flops, macs, bytes, memory"
     )

@@ -116,14 +116,18 @@ def _check(arguments: argparse.Namespace) -> Wanted:
 
 def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
     files: dict[str, str] = {}
-    for option, format in _FILES.items():
+    for option in (*_FILES, "html"):
         path = getattr(arguments, option)
         if path is None:
             continue
         if path in files or path == arguments.output:
             raise ValueError(f"--{option} {path}: another file of this run has that path")
-        files[path] = prepare_export(path, format, arguments.weight)
-    if arguments.weight is not None and not files:
+        if option == "html":
+            paths.check_writable(path)
+            files[path] = option
+        else:
+            files[path] = prepare_export(path, _FILES[option], arguments.weight)
+    if arguments.weight is not None and set(files.values()) <= {"html"}:
         raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")
     if arguments.output is not None:
         paths.check_writable(arguments.output)
@@ -189,7 +193,10 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
     """Write the report, and the files."""
     write(_render(profile, arguments, wanted), arguments.output)
     for path, format in wanted.files.items():
-        profile.export(path, format=format, weight=arguments.weight)
+        if format == "html":
+            profile.to_html(path)
+        else:
+            profile.export(path, format=format, weight=arguments.weight)
 
 
 def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
