@@ -88,6 +88,7 @@ def test_page_shows_the_model(show):
     assert column(page, "module-table", 2) == ["100.0%", "85.0%", "40.0%", "40.0%", "15.0%"]
     assert column(page, "module-table", 3) == ["≥ 1 K", "≥ 850", "≥ 400", "400", "150"]
     assert column(page, "operator-table", 0) == ["linear", "mm", "add", "scan"]
+    assert column(page, "operator-table", 1) == ["55.0%", "40.0%", "5.0%", "unknown"]
     assert column(page, "operator-table", 2) == ["550", "400", "50", "unknown"]
     assert page.inner_text(".status.unknown .big") == "2 calls" and "4.1 K output" in page.inner_text(".status.unknown")
     assert page.inner_text(".status.free .big") == "3 calls"
@@ -127,7 +128,7 @@ def test_measures_phases_and_operators(show):
     assert page.inner_text(".tile[aria-checked=true] .tile-title") == "Bytes"
     assert f"{2**60 + 1:,}" in page.inner_text("#detail"), "every digit of what no double holds"
     page.click(".tile[data-key=rate]")
-    assert page.inner_text(".tile[data-key=rate] .tile-value") == "66.7 M"  # 1000 FLOPs in 15 µs
+    assert page.inner_text(".tile[data-key=rate] .tile-value") == "≥ 66.7 M"  # 1000 FLOPs in 15 µs
     assert "FLOP/s" in page.inner_text("#legend")
     page.click(".tile[data-key=flops]")
     page.select_option("#phase", "backward")

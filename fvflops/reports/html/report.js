@@ -246,10 +246,9 @@
   }
 
   function tell(report, key, module) {
-    const value = amount(report, key, module);
-    if (key === "rate") return short(value, "FLOP/s");
-    const unknown = report.totals(key, view).unknown[module];
-    return (unknown ? "≥ " : "") + short(value, report.measures.get(key).unit);
+    const [counted, unit] = key === "rate" ? ["flops", "FLOP/s"] : [key, report.measures.get(key).unit];
+    const unknown = report.totals(counted, view).unknown[module];
+    return (unknown ? "≥ " : "") + short(amount(report, key, module), unit);
   }
 
   function keysOf(report) {
@@ -387,7 +386,6 @@
         role: "tree",
         tabindex: "0",
         "aria-label": "Module tree: width is the chosen measure",
-        "aria-describedby": "live",
         on: {
           keydown: (event) => this.onKey(event),
           click: (event) => this.onClick(event),
@@ -792,7 +790,7 @@
     },
   });
 
-  function shareColumn(value) {
+  function shareColumn(value, unknown = () => 0) {
     return {
       key: "share",
       title: `% of ${measureOf()?.title}`,
@@ -803,7 +801,7 @@
         const share = whole ? (100 * value(row)) / whole : 0;
         cell.classList.add("sharecell");
         cell.style.setProperty("--share", `${Math.min(share, 100).toFixed(2)}%`);
-        cell.append(percent(value(row), whole));
+        cell.append(unknown(row) && !value(row) ? "unknown" : percent(value(row), whole));
       },
     };
   }
@@ -827,7 +825,14 @@
         },
       });
     }
-    columns.splice(2, 0, shareColumn((i) => amount(report, widthKey(), i)));
+    columns.splice(
+      2,
+      0,
+      shareColumn(
+        (i) => amount(report, widthKey(), i),
+        (i) => report.totals(widthKey(), view).unknown[i],
+      ),
+    );
     return columns;
   }
 
@@ -879,14 +884,17 @@
         sums = sumOperators();
         return [
           text("name", "Operator", (i) => report.operators[i] || "''"),
-          shareColumn((i) => sums.get(widthKey())?.sum[i] || 0),
+          shareColumn(
+            (i) => sums.get(widthKey())?.sum[i] || 0,
+            (i) => sums.get(widthKey())?.unknown[i] || 0,
+          ),
           ...keys().map((key) => ({
             key,
             title: titleOf(key),
             number: true,
             value: (i) => value(key, i),
             write: (cell, i) => {
-              const unknown = key === "rate" ? 0 : sums.get(key).unknown[i];
+              const unknown = sums.get(key === "rate" ? "flops" : key).unknown[i];
               const known = value(key, i);
               cell.append(unknown && !known ? "unknown" : (unknown ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
               cell.classList.toggle("zero", !known && !unknown);
@@ -1072,7 +1080,7 @@
           on: { click: () => chooseMeasure(key), keydown: (event) => stepTiles(event, keys) },
         },
         make("span", { class: "tile-title" }, titleOf(key)),
-        make("span", { class: "tile-value" }, key === "rate" ? short(amount(report, key, 0)) : tell(report, key, 0)),
+        make("span", { class: "tile-value" }, tell(report, key, 0).replace(/ ?FLOP\/s$/, "")),
         make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unknown` : note),
       );
     });
