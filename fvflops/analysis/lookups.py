@@ -1,0 +1,34 @@
+"""The lookups: an embedding that is asked for a row that it has not, which a run by shapes would not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class CheckedLookups(TorchFunctionMode):
+    """While it is on, looking up a row beyond an embedding's last raises IndexError, as it does where it is computed.
+
+    Only indices that have numbers are looked at, as token and position ids have in a run by shapes.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.embedding and len(args) > 1:
+            _check(indices=args[0], weight=args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
+    if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
+        return
+    with _disable_current_modes():
+        highest = int(indices.max())
+    if highest >= weight.shape[0]:
+        raise IndexError(f"an embedding of {weight.shape[0]:,} rows is asked for row {highest:,}, counted from 0")
