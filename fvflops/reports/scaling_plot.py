@@ -1,0 +1,90 @@
+"""The scaling plot: what was counted over each size, and the polynomial through it, as SVG or PNG."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fvflops.trace.scaling import Axis, CostExpression, Sizes, say_sizes
+
+KINDS = ("svg", "png")
+_POINTS = 200  # of a curve
+
+
+class PlotError(ValueError):
+    """A picture that cannot be drawn: of another kind, or without matplotlib."""
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of picture that a path's ending names; another ending, or no matplotlib, raises PlotError.
+
+    >>> kind_of("scale.pdf")
+    Traceback (most recent call last):
+    fvflops.reports.scaling_plot.PlotError: scale.pdf: a plot is written as .svg or .png
+    """
+    kind = path.rpartition(".")[2].lower()
+    if kind not in KINDS:
+        raise PlotError(f"{path}: a plot is written as {' or '.join('.' + name for name in KINDS)}")
+    _import_figure()
+    return kind
+
+
+def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
+    """Return a picture with a panel for each size of each cost, both scales logarithmic.
+
+    Points are what was counted, the others of a panel's sizes being the same, and the line is the polynomial. Without
+    matplotlib (the extra `plot`) it raises PlotError.
+    """
+    panels = [(cost, place) for cost in costs for place in range(len(cost.axes))]
+    figure = _import_figure()(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    figure.suptitle(_as_text(title), fontsize=9)
+    for number, (cost, place) in enumerate(panels):
+        _draw_panel(figure.add_subplot(1, len(panels), number + 1), cost, place)
+    picture = io.BytesIO()
+    # Without a date the same counts give the same file.
+    figure.savefig(picture, format=kind, dpi=150, **({"metadata": {"Date": None}} if kind == "svg" else {}))
+    return picture.getvalue()
+
+
+def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
+    others = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted).most_common(1)[0][0]
+    points = sorted(
+        (sizes[place], count) for sizes, count in cost.counted.items() if (*sizes[:place], *sizes[place + 1 :]) == others
+    )
+    axis = cost.axes[place]
+    if cost.polynomial is not None:
+        steps = _spread(cost.holds_on[place])
+        values = [cost.polynomial.at(_insert(others, place, size)) for size in steps]
+        panel.plot(steps, [float(value) for value in values], color="#4269d0", label="polynomial")
+    panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
+    panel.set(xscale="log", yscale="log", xlabel=_as_text(axis.name), ylabel=cost.metric)
+    names = tuple(name for name in cost.names if name != axis.name)
+    panel.set_title(_as_text(say_sizes(names, others)) if names else "", fontsize=8)
+    panel.legend(fontsize=8)
+    panel.grid(visible=True, alpha=0.3)
+
+
+def _spread(axis: Axis) -> list[int]:
+    """Return sizes of an axis, about as far apart as on a logarithmic scale."""
+    ratio = (axis.last / axis.first) ** (1 / (_POINTS - 1))
+    sizes = [axis.first * ratio**place for place in range(_POINTS)]
+    return sorted({axis[min(round((size - axis.first) / axis.step), len(axis) - 1)] for size in sizes})
+
+
+def _insert(others: Sizes, place: int, size: int) -> Sizes:
+    return (*others[:place], size, *others[place:])
+
+
+def _as_text(text: str) -> str:
+    # Between two of them matplotlib reads mathematics.
+    return text.replace("$", r"\$")
+
+
+def _import_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError(f"a plot needs matplotlib ({error}): pip install 'fvflops[plot]'") from error
+    return Figure
