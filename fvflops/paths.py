@@ -107,6 +107,14 @@ def read_text(path: str, limit: int) -> str | None:
     return None if len(text) > limit else text
 
 
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file that holds no text, such as a picture; `path` is a local path or a URI."""
+    if path.startswith(SCHEME):
+        raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+    with path_manager().open(path, "wb") if "://" in path else open(path, "wb") as file:
+        file.write(data)
+
+
 def exists(path: str) -> bool:
     """Return whether a path or URI leads to a file.
 
