@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from fvflops.analysis.byte_counts import ByteCountAnalysis
     from fvflops.analysis.diff import diff
     from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
+    from fvflops.analysis.generation import generation_cost
     from fvflops.analysis.kernel_profile import KernelProfile, profile_kernels
     from fvflops.analysis.memory import predict_memory
     from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
     from fvflops.analysis.plan import plan_rank
     from fvflops.analysis.profile import ProfileAnalysis
     from fvflops.analysis.ranks import gather
+    from fvflops.analysis.scaling import cost_of
     from fvflops.capture.record import record_call
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
     from fvflops.metrics.communication import read_communication
@@ -72,11 +74,13 @@ _HOMES = {
     "activation_count": "fvflops.analysis",
     "compare": "fvflops.analysis",
     "diff": "fvflops.analysis.diff",
+    "cost_of": "fvflops.analysis.scaling",
     "find_device": "fvflops.metrics.devices",
     "flop_count": "fvflops.analysis",
     "flop_count_str": "fvflops.analysis",
     "flop_count_table": "fvflops.analysis",
     "gather": "fvflops.analysis.ranks",
+    "generation_cost": "fvflops.analysis.generation",
     "get_model_profile": "fvflops.analysis.flops_profiler",
     "hfu": "fvflops.metrics.utilisation",
     "load_table": "fvflops.formulas",
@@ -124,11 +128,13 @@ __all__ = [
     "activation_count",
     "compare",
     "diff",
+    "cost_of",
     "find_device",
     "flop_count",
     "flop_count_str",
     "flop_count_table",
     "gather",
+    "generation_cost",
     "get_model_profile",
     "hfu",
     "load_table",
