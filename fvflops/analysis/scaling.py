@@ -51,12 +51,13 @@ def cost_of(
 ) -> CostExpression:
     """Return what a model costs as a function of sizes: an exact polynomial, where it is one, tried on other sizes.
 
-    `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range. `inputs`
-    and `kwargs` are those of an analysis, or functions of sizes, by their names, that return such. `model` is a model,
-    or a function whose arguments are names of sizes, that builds one; it is called under the meta device where that
-    will do. `metric` is "flops", "macs", "activations" or "parameters"; with `loss`, a function of the model's result
-    that returns a scalar, the backward pass is counted too. The other options are those of FlopCountAnalysis. `progress`
-    is called after each run with their number.
+    `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
+    `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return such. `model`
+    is a model, or a function whose arguments are names of sizes, that builds one, or returns (model, inputs) where
+    `inputs` is None; it is called under the meta device where that will do. `metric` is "flops", "macs",
+    "activations" or "parameters"; with `loss`, a function of the model's result that returns a scalar, the backward
+    pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run with
+    their number.
 
     A name that nothing takes, sizes that the model does not take, and an empty range or one of a single size raise
     ScalingError, which names them.
@@ -198,15 +199,16 @@ class _Source:
         self._model = model
         self._inputs = inputs
         self._kwargs = kwargs
-        self._builds = _parameters(model) if not isinstance(model, nn.Module) else ()
+        self._builds = () if isinstance(model, nn.Module) else self._sizes_of(model)
         if not set(self._builds) <= set(names):
             self._builds = ()  # a model that is a function of tensors
-        functions = [function for function in (inputs, kwargs) if _is_function(function)]
-        for function in functions:
-            for name in _parameters(function):
-                if name not in names:
-                    raise ScalingError(f"the inputs take {name!r}, which is not varied: {', '.join(names)} are")
-        taken = {*self._builds, *(name for function in functions for name in _parameters(function))}
+        taken = {*self._builds}
+        for function in (inputs, kwargs):
+            if _is_function(function):
+                taken.update(self._sizes_of(function))
+        for name in taken:
+            if name not in names:
+                raise ScalingError(f"the inputs take {name!r}, which is not varied: {', '.join(names)} are")
         for name in names:
             if name not in taken:
                 raise ScalingError(f"nothing takes the size {name!r}: the inputs, or the model, are to be made of it")
@@ -216,9 +218,11 @@ class _Source:
         by_name = dict(zip(self._names, sizes, strict=True))
         model = self._build(by_name) if self._builds else self._model
         inputs, kwargs = (
-            value(**{name: by_name[name] for name in _parameters(value)}) if _is_function(value) else value
+            value(**{name: by_name[name] for name in self._sizes_of(value)}) if _is_function(value) else value
             for value in (self._inputs, self._kwargs)
         )
+        if self._builds and inputs is None and isinstance(model, tuple) and len(model) == 2:
+            model, inputs = model
         return model, inputs, kwargs
 
     def _build(self, by_name: Mapping[str, int]) -> Any:
@@ -230,16 +234,19 @@ class _Source:
         except Exception:  # it wants numbers; if it is wrong otherwise, it says so again
             return build(**sizes)
 
+    def _sizes_of(self, function: Any) -> tuple[str, ...]:
+        """Return the arguments of a function; one of any keywords takes all the sizes."""
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # written in C
+            return ("?",)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return self._names
+        return tuple(parameters)
+
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, torch.Tensor)
-
-
-def _parameters(function: Any) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return ("(unknown)",)
 
 
 def _count_parameters(model: Any) -> Sample:

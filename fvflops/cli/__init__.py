@@ -22,6 +22,7 @@ COMMANDS = {
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "tell what bounds a model on a device, and the least time that it takes there",
     "profile": "run a model under the clock, and show what it takes beside what is counted",
+    "scale": "tell a model's cost as a polynomial in its sizes, or what it costs to generate text",
 }
 
 
@@ -263,6 +264,32 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=A..B[:STEP]",
+        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in the place of a number of --input, an "
+        "argument of FACTORY, or a size of the inputs that the model's library gives; may be repeated",
+    )
+    parser.add_argument(
+        "--generate",
+        metavar="KEY=N,...",
+        help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
+    )
+    parser.add_argument(
+        "--metric", default="flops", metavar="M", help="flops, macs, activations or parameters; default: flops"
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+    )
+    parser.add_argument("--depth", type=_depth, default=1, metavar="N", help="deepest module level shown; default: 1")
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
+
+
 _ARGUMENTS = {
     "count": _add_count_arguments,
     "compare": _add_compare_arguments,
@@ -272,6 +299,7 @@ _ARGUMENTS = {
     "ops": _add_ops_arguments,
     "roofline": _add_roofline_arguments,
     "profile": _add_profile_arguments,
+    "scale": _add_scale_arguments,
 }
 
 

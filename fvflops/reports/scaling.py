@@ -90,7 +90,9 @@ def _write_law(name: str, cost: CostExpression) -> str:
 def _explain_symbols(cost: CostExpression) -> list[str]:
     """Return for each size its letter and its range."""
     return [
-        f"  {cost.symbols[axis.name]} = {axis.describe()}" if cost.symbols[axis.name] != axis.name else f"  {axis.describe()}"
+        f"  {cost.symbols[axis.name]} = {axis.describe()}"
+        if cost.symbols[axis.name] != axis.name
+        else f"  {axis.describe()}"
         for axis in cost.axes
     ]
 
@@ -179,7 +181,9 @@ def _row(part: str, cache: str, count: int, total: int) -> tuple[str, ...]:
 def _tell_unknown(cost: CostExpression) -> list[str]:
     if not cost.unknown:
         return []
-    listed = ", ".join(f"{names.show(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items())
+    listed = ", ".join(
+        f"{names.show(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
+    )
     return [_fill(f"UNKNOWN, so missing from the numbers: {listed}.")]
 
 

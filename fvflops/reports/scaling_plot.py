@@ -51,7 +51,9 @@ def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
 def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
     others = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted).most_common(1)[0][0]
     points = sorted(
-        (sizes[place], count) for sizes, count in cost.counted.items() if (*sizes[:place], *sizes[place + 1 :]) == others
+        (sizes[place], count)
+        for sizes, count in cost.counted.items()
+        if (*sizes[:place], *sizes[place + 1 :]) == others
     )
     axis = cost.axes[place]
     if cost.polynomial is not None:

@@ -92,14 +92,15 @@ class CostExpression:
     """A count of a model, or of a module or operator of it, as a function of sizes.
 
     `axes` are the sizes that were varied, and `polynomial` what the count is for all sizes of `holds_on`, which are the
-    axes, or those of their sizes that are multiples of a number; None where it is no polynomial. It was made from the
-    sizes in `fitted` and agreed with the count at those in `held_out`; `without` names the sizes in which there is none. `counted` is sizes → what was counted at them.
-    `unknown` is op → calls, of ops that the table does not know, which are missing from the counts.
+    axes, or those of their sizes that are multiples of a number; None where it is no polynomial. It was made from
+    the sizes in `fitted` and agreed with the count at those in `held_out`; `without` names the sizes in which there
+    is none. `counted` is sizes → what was counted at them. `unknown` is op → calls, of ops that the table does not
+    know, which are missing from the counts.
 
     It is called with sizes, and gives what the polynomial says, or what was counted where that was; sizes outside of
-    `axes` raise ScalingError, as do others that are not known. Two are equal whose polynomials, with the sizes for which
-    they hold, are equal, or, if there are none, whose counts are. Its text is the polynomial, in the letters of
-    `symbols`.
+    `axes` raise ScalingError, as do others that are not known. Two are equal whose polynomials, with the sizes for
+    which they hold, are equal, or, if there are none, whose counts are. Its text is the polynomial, in the letters
+    of `symbols`.
 
     >>> square = Polynomial.of(("seq",), {(2,): 4})
     >>> cost = CostExpression("flops", (Axis("seq", 1, 99),), square, (Axis("seq", 1, 99),))
