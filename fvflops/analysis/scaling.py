@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.lookups import CheckedLookups
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
-from fvflops.analysis.training_step import TrainingStepAnalysis
-from fvflops.capture.record import Loss, Model
+from fvflops.capture.record import Loss, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.trace import Counts, Status
@@ -82,11 +82,11 @@ def cost_of(
         built, given, named = source.make(sizes)
         if metric == "parameters":
             return _count_parameters(built)
-        options = {"kwargs": named, "table": table, "device": device, "assume": assume}
+        options = {"kwargs": named, "table": table, "execution": execution, "device": device, "assume": assume}
         with CheckedLookups():
             if loss is not None:
                 return _count_step(built, given, loss, metric, options)
-            return _count_run(built, given, metric, {**options, "execution": execution})
+            return _count_run(built, given, metric, options)
 
     return describe_costs(metric, axes, count, progress=progress)
 
@@ -262,10 +262,12 @@ def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any])
 
 
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
-    step = TrainingStepAnalysis(model, inputs, loss=loss, **options)
-    if metric != "activations":
-        return read_sample(step, metric)
-    return read_sample(ActivationCountAnalysis.from_trace(step.trace(), table=options["table"]), metric)
+    """Count the forward and the backward pass."""
+    args, kwargs = bind_inputs(model, inputs, options["kwargs"])
+    recorded = {name: options[name] for name in ("execution", "device", "assume")}
+    trace = record_call(model, args, kwargs, loss=loss, **recorded)
+    kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
+    return read_sample(kind.from_trace(trace, table=options["table"]), metric)
 
 
 def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: str) -> Sample:

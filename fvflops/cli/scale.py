@@ -257,10 +257,10 @@ def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) ->
 def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence[Template]) -> None:
     for name in vary:
         if name not in taken:
-            shown = ", ".join(map(str, templates)) or "there are none"
+            shown = " ".join(f"--input {template}" for template in templates)
             raise ValueError(
-                f"--vary {name}: nothing takes this size: the inputs are {shown}; "
-                f"write the name into --input, such as --input {name},16"
+                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown or '--input'}"
+                + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
             )
 
 

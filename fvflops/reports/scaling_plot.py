@@ -49,7 +49,7 @@ def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
 
 
 def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
-    others = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted).most_common(1)[0][0]
+    others = _choose_others(cost, place)
     points = sorted(
         (sizes[place], count)
         for sizes, count in cost.counted.items()
@@ -66,6 +66,13 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
     panel.set_title(_as_text(say_sizes(names, others)) if names else "", fontsize=8)
     panel.legend(fontsize=8)
     panel.grid(visible=True, alpha=0.3)
+
+
+def _choose_others(cost: CostExpression, place: int) -> Sizes:
+    """Return the other sizes with which one was counted most often, if there are such where the polynomial holds."""
+    lines = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted)
+    axes = (*cost.holds_on[:place], *cost.holds_on[place + 1 :])
+    return max(lines, key=lambda line: (all(map(Axis.__contains__, axes, line)), lines[line]))
 
 
 def _spread(axis: Axis) -> list[int]:
