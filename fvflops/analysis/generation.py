@@ -110,7 +110,9 @@ class _Decoder:
         self._execution = execution
         self._progress = progress
         self._runs = 0
-        self._home = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        homes = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+        # Ids that have no numbers could not be looked at, and a model looks at its positions.
+        self._home = next(iter(homes), torch.device("cpu"))
 
     def prefill(self, sizes: Sizes) -> Sample:
         """Return what a prompt costs."""

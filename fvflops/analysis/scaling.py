@@ -235,14 +235,14 @@ class _Source:
             return build(**sizes)
 
     def _sizes_of(self, function: Any) -> tuple[str, ...]:
-        """Return the arguments of a function; one of any keywords takes all the sizes."""
+        """Return the arguments of a function, less those that can be left out; any keywords stand for all the sizes."""
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):  # written in C
             return ("?",)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return self._names
-        return tuple(parameters)
+        return tuple(name for name, item in parameters.items() if name in self._names or item.default is item.empty)
 
 
 def _is_function(value: Any) -> bool:

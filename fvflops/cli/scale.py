@@ -257,9 +257,9 @@ def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) ->
 def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence[Template]) -> None:
     for name in vary:
         if name not in taken:
-            shown = " ".join(f"--input {template}" for template in templates)
+            shown = " ".join(f"--input {template}" for template in templates) or "--input"
             raise ValueError(
-                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown or '--input'}"
+                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown}"
                 + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
             )
 

@@ -41,7 +41,7 @@ class Fit:
 
 
 def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
-    """Return what polynomial a count is in the sizes of the axes, for all of them or for multiples of a number.
+    """Return what polynomial a count is in the sizes of the axes: of all, the larger ones, or multiples of a number.
 
     `count` is asked for sizes in the order of the axes, and `counted` holds what it has answered so far: what is not
     needed for the fit tries it. The degree is raised, up to the fourth in each size, until all that was counted agrees.
@@ -53,13 +53,16 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     >>> print(interpolate(fit, known), len(fit.fitted), len(fit.held_out))
     batch·seq² + 3 6 15
     """
-    middle = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
-    along = [_search_axis(index, axes, middle, count) for index in range(len(axes))]
+    along = [_search_axis(place, axes, count) for place in range(len(axes))]
     without = tuple(axis.name for axis, found in zip(axes, along, strict=True) if found is None)
     if without:
         return Fit(tuple(axes), None, without=without)
-    kept = tuple(found[0] for found in along if found is not None)
-    degrees = [found[1] for found in along if found is not None]
+    kept = tuple(axis for axis in along if axis is not None)
+    # Once more where all of them hold: at another size, such as one below a stride, there may be nothing to see.
+    found = [_find_degree(axis, _along(place, kept, count)) for place, axis in enumerate(kept)]
+    degrees = [degree for degree in found if degree is not None]
+    if len(degrees) < len(kept):
+        return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
     for sizes in _spread(kept):
         count(sizes)
     for total in range(max(degrees), sum(degrees) + 1):
@@ -92,19 +95,19 @@ def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bo
     return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
 
 
-def _search_axis(
-    place: int, axes: Sequence[Axis], middle: Sizes, count: Callable[[Sizes], int]
-) -> tuple[Axis, int] | None:
-    """Return the sizes of one axis in which a count is a polynomial, the others being fixed, and its degree."""
+def _search_axis(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Axis | None:
+    """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
+    count_at = _along(place, axes, count)
+    whole = axes[place]
+    return next(
+        (axis for axis in (whole, *_tails(whole), *_multiples(whole)) if _find_degree(axis, count_at) is not None), None
+    )
 
-    def count_at(size: int) -> int:
-        return count((*middle[:place], size, *middle[place + 1 :]))
 
-    for axis in (axes[place], *_multiples(axes[place])):
-        degree = _find_degree(axis, count_at)
-        if degree is not None:
-            return axis, degree
-    return None
+def _along(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
+    """Return a count as a function of one size, the others being the third of theirs, as the first may be special."""
+    others = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
+    return lambda size: count((*others[:place], size, *others[place + 1 :]))
 
 
 def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
@@ -115,6 +118,13 @@ def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
         if all(_evaluate(factors, nodes, size) == count_at(size) for size in others):
             return degree
     return None
+
+
+def _tails(axis: Axis) -> Iterable[Axis]:
+    """Yield the axes of those sizes that are larger than some: a window, or a single row, may be another case."""
+    for place in dict.fromkeys((1, len(axis) // 16, len(axis) // 4, len(axis) // 2)):
+        if place and len(axis) - place >= 4:
+            yield Axis(axis.name, axis[place], axis.last, axis.step)
 
 
 def _multiples(axis: Axis) -> Iterable[Axis]:

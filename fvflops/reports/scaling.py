@@ -102,8 +102,8 @@ def _tell_trial(cost: CostExpression) -> str:
     if cost.polynomial is None:
         where = " and ".join(cost.without or cost.names)
         return (
-            f"{runs}. No polynomial of the fourth degree or less in {where} gives all counts, neither for all sizes "
-            "nor for the multiples of a number: the table has what was counted."
+            f"{runs}. No polynomial of the fourth degree or less in {where} gives all counts, neither for all sizes, "
+            "nor for the larger ones or the multiples of a number: the table has what was counted."
         )
     made = f"{runs}: fitted to {len(cost.fitted)}, and equal to the count at {len(cost.held_out)} held out"
     if cost.everywhere:

@@ -92,10 +92,10 @@ class CostExpression:
     """A count of a model, or of a module or operator of it, as a function of sizes.
 
     `axes` are the sizes that were varied, and `polynomial` what the count is for all sizes of `holds_on`, which are the
-    axes, or those of their sizes that are multiples of a number; None where it is no polynomial. It was made from
-    the sizes in `fitted` and agreed with the count at those in `held_out`; `without` names the sizes in which there
-    is none. `counted` is sizes → what was counted at them. `unknown` is op → calls, of ops that the table does not
-    know, which are missing from the counts.
+    axes, or those of their sizes that are larger than some, or multiples of a number; None where it is no
+    polynomial. It was made from the sizes in `fitted` and agreed with the count at those in `held_out`; `without`
+    names the sizes in which there is none. `counted` is sizes → what was counted at them. `unknown` is op → calls,
+    of ops that the table does not know, which are missing from the counts.
 
     It is called with sizes, and gives what the polynomial says, or what was counted where that was; sizes outside of
     `axes` raise ScalingError, as do others that are not known. Two are equal whose polynomials, with the sizes for
@@ -178,16 +178,17 @@ class CostExpression:
         text = self.polynomial.write(self.symbols)
         if self.everywhere:
             return text
-        narrowed = [
-            axis.describe() for axis, whole in zip(self.holds_on, self.axes, strict=True) if axis.step != whole.step
-        ]
+        narrowed = [axis.describe() for axis, whole in zip(self.holds_on, self.axes, strict=True) if axis != whole]
         return f"{text} for {' and '.join(narrowed)}"
 
     def __repr__(self) -> str:
         return f"<{self.metric}: {self}>"
 
     def _law(self) -> tuple[object, ...]:
-        kept = [(axis.step, axis.first % axis.step) for axis in self.holds_on]
+        kept = [
+            (axis.step, axis.first % axis.step, axis.first if axis.first > whole.first + axis.step else 0)
+            for axis, whole in zip(self.holds_on, self.axes, strict=True)
+        ]
         known = tuple(sorted(self.counted.items())) if self.polynomial is None else (self.polynomial, tuple(kept))
         return self.metric, self.names, known
 
