@@ -54,12 +54,12 @@ def generation_cost(
     prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
     first = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
-    if decode.polynomial is not None and decode.everywhere:
-        rest = decode.polynomial.sum_over("cache", prompt, new - 1).at(())
-        summed = "polynomial"
-    else:
-        rest = sum(sample.total for sample in decoder.run(prompt, new - 1)[1:])
-        summed = "counted"
+    end = prompt + new - 1
+    known = decode.holds_on[0]
+    start = end if decode.polynomial is None or known.step > 1 else min(max(known.first, prompt), end)
+    rest = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
+    if decode.polynomial is not None and start < end:
+        rest += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
     return GenerationCost(
         metric=metric,
         batch=batch,
@@ -68,8 +68,8 @@ def generation_cost(
         prefill=prefill,
         decode=decode,
         whole=_add_up(prefill, decode),
-        total=first + int(rest),
-        summed=summed,
+        total=first + rest,
+        counted_up_to=start,
     )
 
 

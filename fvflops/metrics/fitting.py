@@ -99,9 +99,12 @@ def _search_axis(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]
     """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
     count_at = _along(place, axes, count)
     whole = axes[place]
-    return next(
-        (axis for axis in (whole, *_tails(whole), *_multiples(whole)) if _find_degree(axis, count_at) is not None), None
-    )
+    if _find_degree(whole, count_at) is not None:
+        return whole
+    tail = _find_tail(whole, count_at)
+    if tail is not None and 4 * len(tail) >= len(whole):
+        return tail
+    return next((axis for axis in _multiples(whole) if _find_degree(axis, count_at) is not None), tail)
 
 
 def _along(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
@@ -120,11 +123,25 @@ def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
     return None
 
 
-def _tails(axis: Axis) -> Iterable[Axis]:
-    """Yield the axes of those sizes that are larger than some: a window, or a single row, may be another case."""
-    for place in dict.fromkeys((1, len(axis) // 16, len(axis) // 4, len(axis) // 2)):
-        if place and len(axis) - place >= 4:
-            yield Axis(axis.name, axis[place], axis.last, axis.step)
+def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
+    """Return the axis of the larger sizes, where a count is a polynomial in these: of a window, or of one row, not."""
+    low, high = 0, max(len(axis) - max(len(axis) // 8, 8), 1)
+    if len(axis) - high < 4:
+        return None
+    tail = Axis(axis.name, axis[high], axis.last, axis.step)
+    degree = _find_degree(tail, count_at)
+    if degree is None:
+        return None
+    nodes = _nodes(tail)
+    factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle]):
+            high = middle
+        else:
+            low = middle
+    longer = Axis(axis.name, axis[high], axis.last, axis.step)
+    return longer if _find_degree(longer, count_at) is not None else tail
 
 
 def _multiples(axis: Axis) -> Iterable[Axis]:

@@ -71,7 +71,7 @@ def render_generation_json(cost: GenerationCost, *, title: str) -> str:
         "prompt": cost.prompt,
         "new": cost.new,
         "total": cost.total,
-        "summed": cost.summed,
+        "counted_up_to": cost.counted_up_to,
         "whole": _encode_polynomial(cost.whole, cost.symbols),
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
@@ -162,9 +162,8 @@ def _draw_generation(cost: GenerationCost) -> str:
 
 def _decoded(cost: GenerationCost, length: int) -> int | None:
     """Return what a token costs, None where it is only known as a part of the sum."""
-    if cost.decode.everywhere or (length,) in cost.decode.counted:
-        return int(cost.decode(cache=length))
-    return None
+    holds = cost.decode.polynomial is not None and length in cost.decode.holds_on[0]
+    return int(cost.decode(cache=length)) if holds or (length,) in cost.decode.counted else None
 
 
 def _thin_out(places: Sequence[int]) -> Sequence[int]:

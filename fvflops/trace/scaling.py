@@ -199,8 +199,8 @@ class GenerationCost:
 
     `prefill` is the run over the prompt (size: prompt), which gives the first new token; `decode` is one further token
     with so many tokens in the cache before it (size: cache), of which there are `new` - 1. `total` is the whole, and
-    `whole` that as a polynomial in prompt and new, None where a part is none. `summed` says whether the decoded tokens
-    were added up by the polynomial ("polynomial") or each counted ("counted").
+    `whole` that as a polynomial in prompt and new, None where a part is none. Tokens with less than `counted_up_to` in
+    the cache were each counted, the others added up by the polynomial.
     """
 
     metric: str
@@ -211,7 +211,7 @@ class GenerationCost:
     decode: CostExpression
     whole: Polynomial | None
     total: int
-    summed: str
+    counted_up_to: int
 
     @property
     def symbols(self) -> dict[str, str]:
