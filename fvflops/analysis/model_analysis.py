@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePrice
 from fvflops.reports import html, notebook
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
+
+if TYPE_CHECKING:
+    import pandas
 
 Self = TypeVar("Self", bound="ModelAnalysis")
 
@@ -297,6 +300,32 @@ class ModelAnalysis:
             with paths.open_text(os.fspath(path), "w") as file:
                 file.write(page)
         return page
+
+    def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool]]:
+        """Return heading → the cells of its column, the rows and their order those of the CSV report.
+
+        The columns by module: module ("" is the model), class, parameters, what this analysis counts, the activations
+        beside flops, each phase where more than a forward pass was recorded, and whether the module was called. `by` is
+        "module", "operator" or "both"; another view raises ValueError. `depth` is how many modules below the root are
+        listed, all if None. Numbers are exact, and names as they are.
+
+        >>> import torch
+        >>> from fvflops import FlopCountAnalysis
+        >>> FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
+        {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
+        """
+        from fvflops.analysis.frame import make_columns
+
+        return make_columns(self, by=by, depth=depth)
+
+    def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
+        """Return the columns of `to_dict` as a data frame; its `attrs` tell model, inputs, convention and versions.
+
+        pandas is the extra `pandas`; where it is not installed, this raises ImportError before the model is run.
+        """
+        from fvflops.analysis.frame import make_frame
+
+        return make_frame(self, by=by, depth=depth)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""

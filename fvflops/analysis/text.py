@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
+from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.reports import parameters, table, tree
@@ -21,13 +24,18 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     >>> summary.columns["flops"][""], summary.ledger["counted"], summary.about["inputs"]
     (24, {'aten::linear': 1}, 'float32[2, 4]')
     """
-    analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
-    columns = {"parameters": dict(flops.module_tree().count_parameters())}
+    return summarise_all({"flops": flops} | ({"activations": activations} if activations is not None else {}))
+
+
+def summarise_all(analyses: Mapping[str, ModelAnalysis]) -> Summary:
+    """Return the summary of analyses of one Trace, heading → analysis; all that is no count is told of the first."""
+    first = next(iter(analyses.values()))
+    columns = {"parameters": dict(first.module_tree().count_parameters())}
     columns |= {heading: dict(analysis.by_module()) for heading, analysis in analyses.items()}
-    counts = flops.counts()
-    columns |= _by_phase(flops)
+    counts = first.counts()
+    columns |= _by_phase(first)
     return Summary(
-        modules=flops.trace().modules,
+        modules=first.trace().modules,
         columns=columns,
         operators={heading: dict(analysis.by_operator()) for heading, analysis in analyses.items()},
         by_both={
@@ -37,7 +45,7 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
         uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
-        about=tell_about(flops),
+        about={"fvflops": __version__, **tell_about(first)},
     )
 
 
@@ -99,11 +107,11 @@ def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> S
     return summarise(flops, activations)
 
 
-def _by_phase(flops: ModelAnalysis) -> dict[str, dict[str, int]]:
-    phases = {phase for *_, phase in flops.trace().calls}
+def _by_phase(analysis: ModelAnalysis) -> dict[str, dict[str, int]]:
+    phases = {phase for *_, phase in analysis.trace().calls}
     if phases <= {"forward"}:
         return {}
-    by_module = flops.by_module_and_phase()
+    by_module = analysis.by_module_and_phase()
     present = [phase for phase in PHASES if phase in phases]
     return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
 

@@ -7,13 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
 from fvflops.reports.names import neutralise_formula
-from fvflops.reports.statistics import (
-    check_view,
-    depth_of,
-    list_operator_headings,
-    rank_operators,
-    rank_operators_by_module,
-)
+from fvflops.reports.rows import Cell, list_rows
 from fvflops.trace import Summary
 
 
@@ -25,35 +19,21 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     is how many modules below the root are listed, all if None; by operator it is ignored. Lines end with "\\n". A name
     that a spreadsheet would take for a formula has an apostrophe in front. An unknown view raises ValueError.
     """
-    check_view(by, report="the CSV report")
-    if by == "module":
-        return _write([["module", "class", *summary.columns, "called"], *_list_modules(summary, depth)])
-    headings = list_operator_headings(summary)
-    rows: list[list[str | int]]
-    if by == "operator":
-        rows = [[row.operator, *row.counts] for row in rank_operators(summary)]
-        return _write([["operator", *headings], *rows])
-    rows = [[row.module, row.operator, *row.counts] for row in rank_operators_by_module(summary, depth=depth)]
-    return _write([["module", "operator", *headings], *rows])
+    headings, rows = list_rows(summary, by=by, depth=depth, report="the CSV report")
+    return _write([headings, *rows])
 
 
-def _list_modules(summary: Summary, depth: int | None) -> Iterable[list[str | int]]:
-    uncalled = frozenset().union(*summary.uncalled.values())
-    for place in summary.modules.modules():
-        if depth is None or depth_of(place.name) <= depth:
-            counts = [column.get(place.name, 0) for column in summary.columns.values()]
-            yield [place.name, place.class_name, *counts, "no" if place.name in uncalled else "yes"]
-
-
-def _write(rows: Iterable[Sequence[str | int]]) -> str:
+def _write(rows: Iterable[Sequence[Cell]]) -> str:
     lines: list[str] = []
     # Before Python 3.13 a lone "\r" in a cell is quoted only if the line ends with one, so lines are cut afterwards.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     for row in rows:
-        writer.writerow(_clean(cell) if isinstance(cell, str) else cell for cell in row)
+        writer.writerow(_say(cell) for cell in row)
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
-def _clean(name: str) -> str:
+def _say(cell: Cell) -> str | int:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
     # A NUL cannot stand in CSV: before Python 3.11 neither the writer nor the reader takes one.
-    return neutralise_formula(name).replace("\0", "\\x00")
+    return neutralise_formula(cell).replace("\0", "\\x00") if isinstance(cell, str) else cell

@@ -1,0 +1,54 @@
+"""The rows: what the CSV report and a data frame list of a summary, a heading for each column."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fvflops.reports.statistics import (
+    check_view,
+    depth_of,
+    list_operator_headings,
+    rank_operators,
+    rank_operators_by_module,
+)
+from fvflops.trace import Summary
+
+Cell = str | int | bool
+
+
+class Rows(NamedTuple):
+    """Rows below their headings; each has a cell for each heading, and the whole model is the module named ""."""
+
+    headings: list[str]
+    rows: list[list[Cell]]
+
+
+def list_rows(summary: Summary, *, by: str = "module", depth: int | None = None, report: str = "a list") -> Rows:
+    """Return the exact numbers of a summary, by module, by operator or by both.
+
+    By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
+    module, operator and its counts, what is below the module included. `depth` is how many modules below the root are
+    listed, all if None; by operator it is ignored. `report` is named where a view is not there, a ValueError.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
+    Rows(headings=['module', 'class', 'flops', 'called'], rows=[['', 'Net', 12, True]])
+    """
+    check_view(by, report=report)
+    if by == "module":
+        return Rows(["module", "class", *summary.columns, "called"], _list_modules(summary, depth))
+    headings = list_operator_headings(summary)
+    if by == "operator":
+        return Rows(["operator", *headings], [[row.operator, *row.counts] for row in rank_operators(summary)])
+    ranked = rank_operators_by_module(summary, depth=depth)
+    return Rows(["module", "operator", *headings], [[row.module, row.operator, *row.counts] for row in ranked])
+
+
+def _list_modules(summary: Summary, depth: int | None) -> list[list[Cell]]:
+    uncalled = frozenset().union(*summary.uncalled.values())
+    rows: list[list[Cell]] = []
+    for place in summary.modules.modules():
+        if depth is None or depth_of(place.name) <= depth:
+            counts = [column.get(place.name, 0) for column in summary.columns.values()]
+            rows.append([place.name, place.class_name, *counts, place.name not in uncalled])
+    return rows
