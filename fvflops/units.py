@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Context, Decimal
 from fractions import Fraction
+from numbers import Integral
 
 # A number above the first figure is divided by the second. The steps lie a decade below the unit, so 101 is 0.101K.
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
@@ -55,6 +57,23 @@ def format_short(count: float) -> str:
     rounded = float(f"{count:.3g}")
     unit, suffix = next(((unit, suffix) for _, unit, suffix in _SIZES if abs(rounded) >= unit), (1.0, ""))
     return f"{rounded / unit:.12g}{suffix}"
+
+
+def format_in(count: float, power: int) -> str:
+    """Return a count in the unit 10**power, with three figures or, before the point, more; none is made up.
+
+    >>> format_in(25557032, 6), format_in(4089184256, 9), format_in(405853388800, 6)
+    ('25.6', '4.09', '405,853')
+    >>> format_in(61706, 6), format_in(416520, 9), format_in(5, 6), format_in(0, 9), format_in(9_999_600, 6)
+    ('0.0617', '0.000417', '0.000005', '0', '10.0')
+    """
+    if not count:
+        return "0"
+    whole = isinstance(count, Integral)
+    number = Decimal(int(count) if whole else float(count)).scaleb(-power)
+    places = max(2 - Context(prec=3).plus(number).adjusted(), 0)
+    # A whole count has no figures behind its last one.
+    return f"{number:,.{min(places, power) if whole else places}f}"
 
 
 def format_elements(count: int) -> str:

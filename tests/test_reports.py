@@ -282,7 +282,7 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
 def test_the_registry_offers_each_report_by_name():
     flops, _ = analyse("nested")
     summary = summarise(flops)
-    assert list(REPORTS) == ["table", "tree", "json", "csv", "markdown"]
+    assert list(REPORTS) == ["table", "tree", "json", "csv", "markdown", "paper", "latex"]
     for render in REPORTS.values():
         assert render(summary) == render(summary, by="module", depth=None)
         with pytest.raises(ValueError, match="no view by 'layer'"):

@@ -126,7 +126,9 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
     parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
     parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
-    parser.add_argument("--format", default="table", metavar="F", help="table, tree, json, csv, markdown or html")
+    parser.add_argument(
+        "--format", default="table", metavar="F", help="table, tree, json, csv, markdown, paper, latex or html"
+    )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
 
 

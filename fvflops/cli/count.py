@@ -60,7 +60,8 @@ def check_format(name: str) -> None:
 
     >>> check_format("htlm")
     Traceback (most recent call last):
-    ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, markdown, table, tree
+    ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, latex, markdown, \
+paper, table, tree
     """
     known = sorted((*REPORTS, *PAGES))
     if name not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from fvflops.reports import chrome_trace, csv, flame_graph, html, json, markdown, speedscope, table, tree
+from fvflops.reports import chrome_trace, csv, flame_graph, html, json, latex, markdown, paper, speedscope, table, tree
 from fvflops.trace import Summary
 from fvflops.trace.breakdown import Breakdown
 from fvflops.trace.timeline import Timeline
@@ -15,7 +15,8 @@ class Report(Protocol):
     """What turns a summary into text.
 
     `by` is "module", "operator" or "both"; a view that a report does not offer raises ValueError. `depth` is how many
-    levels below the root are shown; None is the report's own choice, 3 for the table and all for the others.
+    levels below the root are shown; None is the report's own choice: 3 for the table, the model alone for paper and
+    LaTeX, all for the others.
     """
 
     def __call__(self, summary: Summary, *, by: str = "module", depth: int | None = None) -> str: ...
@@ -27,6 +28,8 @@ REPORTS: Mapping[str, Report] = {
     "json": json.render,
     "csv": csv.render,
     "markdown": markdown.render,
+    "paper": paper.render,
+    "latex": latex.render,
 }
 
 

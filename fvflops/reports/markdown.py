@@ -49,7 +49,7 @@ def _write_modules(summary: Summary, depth: int | None) -> list[str]:
         if row is not None and (depth is None or depth_of(place.name) <= depth):
             numbers = [row.get(heading, "") for heading in headings]
             rows.append([_name(place.name), escape_markdown(place.class_name), *numbers])
-    return _write_table(["module", "class"], headings, rows)
+    return write_table(["module", "class"], headings, rows)
 
 
 def _write_operators(summary: Summary, both: bool, depth: int | None) -> list[str]:
@@ -62,7 +62,7 @@ def _write_operators(summary: Summary, both: bool, depth: int | None) -> list[st
         rows.append([*module, escape_markdown(row.operator), *_format_with_share(row.counts, totals)])
     if not both:
         rows.append(["**total**", *_format_with_share(totals, totals)])
-    return _write_table(["module", "operator"] if both else ["operator"], [headings[0], "share", *headings[1:]], rows)
+    return write_table(["module", "operator"] if both else ["operator"], [headings[0], "share", *headings[1:]], rows)
 
 
 def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
@@ -74,7 +74,8 @@ def _name(module: str) -> str:
     return escape_markdown(module) or _ROOT
 
 
-def _write_table(words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def write_table(words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; heads are escaped here, and the cells of the rows are written as they are."""
     heads = [escape_markdown(head) for head in (*words, *numbers)]
     rules = [":---"] * len(words) + ["---:"] * len(numbers)
     return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]

@@ -1,4 +1,4 @@
-"""The names of modules and ops as text that does no harm: on a terminal, in Markdown, in a spreadsheet.
+"""The names of modules and ops as text that does no harm: on a terminal, in Markdown, in LaTeX, in a spreadsheet.
 
 A module may be called anything that holds no dot: `a|b`, `=1+1`, a line break. A report shows such a name as it is
 instead of obeying it. The table and the tree do not pass through here: they print what fvcore prints.
@@ -14,6 +14,21 @@ _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for ma
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
 # Within a word an underscore is one in CommonMark too; only at an end of a word can it open or close emphasis.
 _OUTER_UNDERSCORES = re.compile(r"(?<!\w)_+|_+(?!\w)")
+# Beside TeX's own marks: what an end of a row takes for its argument (`*`, `[`), what fonts join (`--`, `,,`) or lack
+# (`<`), and what packages make active (`"`).
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}",
+    '"': r"{\char34}",
+    **{mark: "\\" + mark for mark in "{}$&#_%"},
+    **{mark: "{" + mark + "}" for mark in "-,*[]"},
+}
 # What Excel, LibreOffice and Google Sheets take for the start of a formula, full-width forms included.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
@@ -28,6 +43,15 @@ def escape_markdown(name: str) -> str:
     return _MARKDOWN_MARK.sub(lambda found: _MARKDOWN[found.group()], text).replace("\0", "\\_")
 
 
+def escape_latex(name: str) -> str:
+    r"""Return a name so that it reads as itself in LaTeX's text and tables; letters of all scripts stay as they are.
+
+    >>> print(escape_latex("layer_1.a%b"), escape_latex("{x}~"))
+    layer\_1.a\%b \{x\}\textasciitilde{}
+    """
+    return "".join(_LATEX.get(mark, mark) for mark in show(name))
+
+
 def neutralise_formula(name: str) -> str:
     """Return a name with an apostrophe in front if a spreadsheet would take it for a formula.
 
@@ -40,4 +64,4 @@ def neutralise_formula(name: str) -> str:
     return name
 
 
-__all__ = ["escape_markdown", "neutralise_formula", "show"]
+__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "show"]
