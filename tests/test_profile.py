@@ -164,3 +164,12 @@ def test_bad_input():
         record(model, measure={"time"}, execution="shapes")
     with pytest.raises(ValueError, match="not \\{'watts'\\}"):
         ProfileAnalysis(model, torch.ones(1, 2), measure={"watts"}).total()
+
+
+def test_a_measured_recording_inside_another_adds_nothing_of_its_own_to_it() -> None:
+    model = nn.ReLU()
+    with record(model) as outer, record(model, measure={"time"}):
+        model(torch.ones(3))
+    trace = outer.trace()
+    ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
+    assert ops == ["aten::ones", "aten::relu"]
