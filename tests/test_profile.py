@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fvflops.capture.meter as meter
-from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, record
+from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
 from fvflops.capture.real_calls import RealCalls
 from fvflops.metrics.timing import read_times
 from fvflops.trace import TraceError
@@ -173,3 +173,54 @@ def test_a_measured_recording_inside_another_adds_nothing_of_its_own_to_it() -> 
     trace = outer.trace()
     ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
     assert ops == ["aten::ones", "aten::relu"]
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.keys, self.seen = torch.zeros(4), 0
+
+
+class Writing(nn.Module):
+    """Writes to whatever it gets hold of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(2))
+        self.apart, self.by_name = torch.zeros(2), {"a": torch.zeros(2)}
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        for tensor in (self.state, self.apart, self.by_name["a"], cache.keys):
+            tensor.add_(1)
+        cache.seen += 1
+        return x.t_() + 1
+
+
+def run_profile(model, inputs, **options):
+    ProfileAnalysis(model, inputs, repeat=1, **options).trace()
+
+
+def run_kernel_profile(model, inputs, **options):
+    profile_kernels(model, inputs, repeat=1, execution="real", **options)
+
+
+@pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
+def test_what_a_model_writes_to_is_as_it_was(run) -> None:
+    model, cache, x = Writing(), Cache(), torch.arange(6.0).reshape(2, 3)
+    run(model, x, kwargs={"cache": cache})
+    assert [tensor.sum() for tensor in (model.state, model.apart, model.by_name["a"], cache.keys)] == [0, 0, 0, 0]
+    assert (cache.seen, x.tolist()) == (0, [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
+def test_inputs_of_any_kind_can_be_profiled(run) -> None:
+    missing = torch.full((1, 3), torch.nan)
+    with torch.inference_mode():
+        inference = missing.clone()
+        norm = nn.BatchNorm1d(3)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for x in (missing, missing.expand(4, 3), inference, torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), nested):
+        run(nn.ReLU(), x)
+    assert missing._version == 0  # nothing was put back into what had not changed
+    with torch.inference_mode():
+        run(norm, torch.arange(6.0).reshape(2, 3))
+    assert norm.running_mean.tolist() == [0, 0, 0]

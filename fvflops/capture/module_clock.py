@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.meter import Meter
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot
 from fvflops.capture.scopes import module_scopes
-from fvflops.capture.signature import tensors_of
 from fvflops.trace import StopsAt, Trace
 
 
@@ -35,16 +35,46 @@ def clock_modules(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 @contextmanager
 def unchanged(reading: Reading, inputs: Any) -> Iterator[None]:
-    """Leave a model, its buffers and its inputs as they were, whatever is done that no dispatch mode sees."""
+    """Leave a model, its buffers and its inputs as they were, whatever is done that no dispatch mode sees.
+
+    That is so of all tensors that a model or an object among the inputs holds, but for parameters and sparse ones.
+    """
     snapshot = Snapshot(reading, inputs)
-    given = [tensor for tensor in tensors_of(inputs) if not tensor.is_meta]
     buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
-    held = [(tensor, tensor.detach().clone()) for tensor in (*buffers, *given)]
+    with _disable_current_modes():
+        views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors) if _has_elements(tensor)]
+        held = [(view, view.clone()) for view in views]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, before in held:
-                if not torch.equal(tensor, before):
-                    tensor.copy_(before)
-        snapshot.restore()
+        try:
+            with _disable_current_modes():
+                for view, before in held:
+                    _put_back(view, before)
+        finally:
+            snapshot.restore()
+
+
+def _has_elements(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+
+
+def _view_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that keeps its shape whatever the tensor becomes, with each element of an expanded one once."""
+    view = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+        if size > 1 and not stride:
+            view = view.narrow(dim, 0, 1)
+    return view
+
+
+def _put_back(view: torch.Tensor, before: torch.Tensor) -> None:
+    same = torch.equal(view, before) if view.is_quantized else torch.equal(_bytes_of(view), _bytes_of(before))
+    if not same:
+        with torch.inference_mode() if view.is_inference() else torch.no_grad():
+            view.copy_(before)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements: by their values what is not a number would differ from itself."""
+    return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

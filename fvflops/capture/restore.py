@@ -106,9 +106,13 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
 
 
 class Containers:
-    """What was in dictionaries, lists, sets and generators before a run, and where tensors among it stood."""
+    """What was in dictionaries, lists, sets and generators before a run, and where tensors among it stood.
+
+    `tensors` are all that were met.
+    """
 
     def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[_TensorState] = []
         self._seen: set[int] = set()
@@ -134,8 +138,10 @@ class Containers:
                 pending.extend(item)
             elif kind is torch.Generator:
                 self._containers.append((item, item.get_state()))
-            elif objects and isinstance(item, torch.Tensor):
-                self._tensors.append(_note_tensor(item))
+            elif isinstance(item, torch.Tensor):
+                self.tensors.append(item)
+                if objects:
+                    self._tensors.append(_note_tensor(item))
             elif objects and hasattr(item, "__dict__") and not isinstance(item, _OPAQUE):
                 self._containers.append((item.__dict__, list(item.__dict__.items())))
                 pending.extend(item.__dict__.values())
@@ -179,6 +185,12 @@ class Snapshot:
             self._held.watch([inputs], objects=True)
             self._held.watch(sharding_state(reading.names), objects=False)
             self._settings = list(_watch_settings())
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that the model has beside its parameters and buffers, and those of the inputs."""
+        apart = [value for value in self._reading.others if isinstance(value, torch.Tensor)]
+        return [*apart, *self._held.tensors]
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
