@@ -224,3 +224,39 @@ def test_inputs_of_any_kind_can_be_profiled(run) -> None:
     with torch.inference_mode():
         run(norm, torch.arange(6.0).reshape(2, 3))
     assert norm.running_mean.tolist() == [0, 0, 0]
+
+
+class Force(nn.Module):
+    """The gradient of an energy, as models of atoms return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.energy(x).sum(), x)[0]
+
+
+def test_a_model_that_uses_autograd_in_its_forward_pass_is_clocked() -> None:
+    profile = ProfileAnalysis(Force(), torch.ones(2, 3), repeat=1)
+    assert profile.measured().about["clocked"] == "1 run"
+
+
+def test_recordings_around_a_profile_see_nothing_of_its_runs() -> None:
+    model, x = nn.ReLU(), torch.ones(3)
+    with record(model) as outer:
+        ProfileAnalysis(model, x, repeat=1).trace()
+    assert [event.kind for event in outer.trace().events if event.kind != "free"] == []
+
+
+def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    model = nn.Sequential(torch.compile(nn.ReLU(), backend=backend))
+    ProfileAnalysis(model, torch.ones(3), repeat=1).trace()
+    assert compiled == []

@@ -202,7 +202,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                     quiet=self._tracer_warnings == "none",
                     measure=() if action == "none" else self._measure,
                 )
-                clocked = self._clock_modules(args, kwargs) if action in ACTIVE else []
+                clocked = self._clock_modules(args, kwargs, trace) if action in ACTIVE else []
             except BaseException as error:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 self._broken = f"run {index + 1} of {len(self._plan)} was broken off by {' '.join(what.split())}"
@@ -214,11 +214,13 @@ class ProfileAnalysis(FlopCountAnalysis):
                 self._on_run(index + 1, len(self._plan))
         return self._finish(self._measured)
 
-    def _clock_modules(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Trace]:
-        """Return the times of one forward pass in which no op is watched, if that can be told."""
+    def _clock_modules(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace) -> list[Trace]:
+        """Return the times of one forward pass in which no op is watched, run as that of a Trace was, if there are."""
         if "time" not in self._measure or self._compiled or not isinstance(self._model, nn.Module):
             return []
-        return [clock_modules(self._model, args, kwargs, gradients=self._loss is not None)]
+        # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
+        uses_autograd = trace.about["vocabulary"] == "core" and torch.is_grad_enabled()
+        return [clock_modules(self._model, args, kwargs, gradients=self._loss is not None or uses_autograd)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = take_middle(traces)

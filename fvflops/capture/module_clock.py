@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.meter import Meter
 from fvflops.capture.reading import Reading
+from fvflops.capture.record import unseen
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot
 from fvflops.capture.scopes import module_scopes
+from fvflops.capture.watching import eager
 from fvflops.trace import StopsAt, Trace
 
 
@@ -22,11 +24,18 @@ def clock_modules(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     """Return the Trace of a forward pass that holds the times of modules' calls, and no ops.
 
     No dispatch mode is on, so that a call takes what it takes without fvflops, but for two looks at the clock. With
-    `gradients` autograd takes down the pass. The model, its buffers and the inputs are left as they were.
+    `gradients` autograd takes down the pass. Compiled functions run eagerly, as they do where ops are watched, and
+    other recordings see nothing of it. The model, its buffers and the inputs are left as they were.
     """
     reading = Reading(model)
     recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Meter({"time"}, next(iter(reading.devices), None)))
-    with unchanged(reading, (args, kwargs)), torch.set_grad_enabled(gradients), module_scopes(recorder, reading):
+    with (
+        unseen(),
+        eager(),
+        unchanged(reading, (args, kwargs)),
+        torch.set_grad_enabled(gradients),
+        module_scopes(recorder, reading),
+    ):
         model(*args, **kwargs)
     recorder.close()
     assert recorder.meter is not None
