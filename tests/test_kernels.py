@@ -681,3 +681,14 @@ def test_an_op_in_another_thread_is_the_steps_during_which_it_ran():
     match = match_kernels(KernelRun(events), None, PRICER)
     assert match.steps == (0, 0, 0, 0, 0, -1)
     assert match.phases[3:] == ("backward", "backward", "forward")
+
+
+def test_a_profiler_that_runs_already_keeps_what_it_has() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with profile(activities=[ProfilerActivity.CPU]) as outer:
+        model(x)
+        with pytest.raises(RuntimeError, match="runs already"):
+            profile_kernels(model, x)
+        model(x)
+    assert sum(row.count for row in outer.key_averages() if row.key == "aten::addmm") >= 2
+    assert profile_kernels(model, x).total() == 24

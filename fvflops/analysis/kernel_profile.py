@@ -130,6 +130,9 @@ class KernelProfile:
     def __enter__(self) -> KernelProfile:
         if self._stage != "new":
             raise RuntimeError("a profile is entered once: make another")
+        if torch.autograd._profiler_enabled():
+            # torch would let the first lose all it has, and say nothing.
+            raise RuntimeError("torch.profiler runs already, and there is one at a time: let that one end first")
         self._stage = "open"
         with ExitStack() as stack:
             stack.enter_context(module_ranges(self._reading))
