@@ -260,3 +260,9 @@ def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
     model = nn.Sequential(torch.compile(nn.ReLU(), backend=backend))
     ProfileAnalysis(model, torch.ones(3), repeat=1).trace()
     assert compiled == []
+
+
+@pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
+def test_an_input_that_is_used_up_by_the_first_run_is_refused(run) -> None:
+    with pytest.raises(ValueError, match="'parts' is a generator, of which only the first run"):
+        run(lambda parts: sum(parts), None, kwargs={"parts": (torch.ones(2) for _ in range(3))})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -37,6 +37,19 @@ def bind_inputs(
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), extra
     return (inputs,), extra
+
+
+def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError where an input is an iterator, which only the first of several runs would find anything in.
+
+    >>> check_repeatable((), {"batches": iter([1, 2])})
+    Traceback (most recent call last):
+    ValueError: input 'batches' is a list_iterator, of which only the first run would get anything: give a list
+    """
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Iterator):
+            kind = type(value).__name__
+            raise ValueError(f"input {name!r} is a {kind}, of which only the first run would get anything: give a list")
 
 
 def _takes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

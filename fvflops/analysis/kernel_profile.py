@@ -16,7 +16,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from fvflops import paths
-from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.inputs import bind_inputs, check_repeatable
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
 from fvflops.capture.kernels import module_ranges, read_run
@@ -421,6 +421,7 @@ def profile_kernels(
         chrome_trace=chrome_trace,
     )
     args, keywords = bind_inputs(model, inputs, kwargs)
+    check_repeatable(args, keywords)
     reading = profile._reading
     gradients = _Gradients()
     with _unchanged(reading, (args, keywords), gradients):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.inputs import bind_inputs, check_repeatable
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.text import tell_about
@@ -185,6 +185,8 @@ class ProfileAnalysis(FlopCountAnalysis):
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
+        if len(self._plan) > 1 or "time" in self._measure:
+            check_repeatable(args, kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(self._model, args, kwargs)):
             raise ValueError(
                 "a profile needs numbers, and there are none on the meta device: build the model on one that computes"
