@@ -266,3 +266,18 @@ def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
 def test_an_input_that_is_used_up_by_the_first_run_is_refused(run) -> None:
     with pytest.raises(ValueError, match="'parts' is a generator, of which only the first run"):
         run(lambda parts: sum(parts), None, kwargs={"parts": (torch.ones(2) for _ in range(3))})
+
+
+def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was() -> None:
+    class Book(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Parameter(torch.ones(3), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.codes.mul_(0.5).add_(x)  # a moving average
+            return x - self.codes
+
+    book = Book()
+    ProfileAnalysis(book, torch.zeros(3), repeat=2).trace()
+    assert book.codes.tolist() == [1, 1, 1]

@@ -193,6 +193,7 @@ class ProfileAnalysis(FlopCountAnalysis):
             )
         self._measured, self._clocked, self._broken = [], [], ""
         for index, action in enumerate(self._plan):
+            versions = _versions(self._model)
             try:
                 trace = record_call(
                     self._model,
@@ -204,7 +205,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                     quiet=self._tracer_warnings == "none",
                     measure=() if action == "none" else self._measure,
                 )
-                clocked = self._clock_modules(args, kwargs, trace) if action in ACTIVE else []
+                clocked = self._clock_modules(args, kwargs, trace, versions) if action in ACTIVE else []
             except BaseException as error:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 self._broken = f"run {index + 1} of {len(self._plan)} was broken off by {' '.join(what.split())}"
@@ -216,13 +217,20 @@ class ProfileAnalysis(FlopCountAnalysis):
                 self._on_run(index + 1, len(self._plan))
         return self._finish(self._measured)
 
-    def _clock_modules(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace) -> list[Trace]:
-        """Return the times of one forward pass in which no op is watched, run as that of a Trace was, if there are."""
+    def _clock_modules(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, versions: list[tuple[torch.Tensor, int]]
+    ) -> list[Trace]:
+        """Return the times of one forward pass in which no op is watched, run as that of a Trace was, if there are.
+
+        `versions` are those that the model's parameters had before that.
+        """
         if "time" not in self._measure or self._compiled or not isinstance(self._model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
         uses_autograd = trace.about["vocabulary"] == "core" and torch.is_grad_enabled()
-        return [clock_modules(self._model, args, kwargs, gradients=self._loss is not None or uses_autograd)]
+        gradients = self._loss is not None or uses_autograd
+        written = [tensor for tensor, version in versions if tensor._version != version]
+        return [clock_modules(self._model, args, kwargs, gradients=gradients, written=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = take_middle(traces)
@@ -274,6 +282,12 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
     """Return a model's parameters and its inputs."""
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     return [*parameters, *tensors_of((args, dict(kwargs)))]
+
+
+def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
+    """Return a model's parameters and their versions, which writing to one raises; inference tensors have none."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return [(tensor, tensor._version) for tensor in parameters if not tensor.is_inference()]
 
 
 def _plan_runs(warmup: int, repeat: int) -> list[str]:

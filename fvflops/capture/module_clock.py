@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,19 +20,27 @@ from fvflops.capture.watching import eager
 from fvflops.trace import StopsAt, Trace
 
 
-def clock_modules(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, gradients: bool) -> Trace:
+def clock_modules(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    gradients: bool,
+    written: Sequence[torch.Tensor] = (),
+) -> Trace:
     """Return the Trace of a forward pass that holds the times of modules' calls, and no ops.
 
     No dispatch mode is on, so that a call takes what it takes without fvflops, but for two looks at the clock. With
     `gradients` autograd takes down the pass. Compiled functions run eagerly, as they do where ops are watched, and
-    other recordings see nothing of it. The model, its buffers and the inputs are left as they were.
+    other recordings see nothing of it. The model, its buffers and the inputs are left as they were, of its parameters
+    those that are `written`: to copy all of them could take more memory than there is.
     """
     reading = Reading(model)
     recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Meter({"time"}, next(iter(reading.devices), None)))
     with (
         unseen(),
         eager(),
-        unchanged(reading, (args, kwargs)),
+        unchanged(reading, (args, kwargs), written),
         torch.set_grad_enabled(gradients),
         module_scopes(recorder, reading),
     ):
@@ -43,15 +51,16 @@ def clock_modules(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 @contextmanager
-def unchanged(reading: Reading, inputs: Any) -> Iterator[None]:
+def unchanged(reading: Reading, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Leave a model, its buffers and its inputs as they were, whatever is done that no dispatch mode sees.
 
-    That is so of all tensors that a model or an object among the inputs holds, but for parameters and sparse ones.
+    That is so of all tensors that a model or an object among the inputs holds, but for sparse ones, and for parameters
+    that are not among those `written`.
     """
     snapshot = Snapshot(reading, inputs)
     buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
     with _disable_current_modes():
-        views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors) if _has_elements(tensor)]
+        views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _has_elements(tensor)]
         held = [(view, view.clone()) for view in views]
     try:
         yield
