@@ -281,3 +281,14 @@ def test_a_parameter_that_the_forward_pass_writes_to_is_as_it_was() -> None:
     book = Book()
     ProfileAnalysis(book, torch.zeros(3), repeat=2).trace()
     assert book.codes.tolist() == [1, 1, 1]
+
+
+def test_what_there_was_before_is_no_memory_that_a_module_made() -> None:
+    model, x = nn.Sequential(nn.ReLU()), torch.ones(1000)
+    with record(model, measure={"memory"}) as run:
+        y = model(x)
+        del x
+        z = model(y)
+    ends = [event for event in run.trace().events if event.kind == "exit"]
+    assert [(end.memory_before, end.memory_after) for end in ends] == [(0, 4000)] * 2 + [(4000, 8000)] * 2
+    assert z.numel() == 1000

@@ -524,8 +524,8 @@ class Recorder(Strand):
         self.storages.append(row)
         if origin == "op":
             self.fresh[key] = index
-        if self.meter is not None:
-            self.meter.live += nbytes
+            if self.meter is not None:
+                self.meter.live += nbytes
         watch = weakref.ref(storage, self._gone)
         self._watches[id(watch)] = watch, key, index, nbytes
         return index
@@ -533,10 +533,9 @@ class Recorder(Strand):
     def _gone(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
             _, key, index, nbytes = self._watches.pop(id(watch))
-            if self.meter is not None:
-                self.meter.live -= nbytes
             del self._known[key]
-            self.fresh.pop(key, None)
+            if self.fresh.pop(key, None) is not None and self.meter is not None:
+                self.meter.live -= nbytes
             self.freed(index)
 
 
