@@ -15,7 +15,7 @@ from torch import nn
 import fvflops
 from fvflops.analysis.scaling import Sample, describe_costs, read_axis
 from fvflops.cli import main
-from fvflops.reports import scaling_plot
+from fvflops.reports.picture import kind_of
 from fvflops.trace.polynomial import Polynomial
 from fvflops.trace.scaling import Axis, ScalingError
 from fvflops.zoo import build
@@ -503,4 +503,4 @@ def test_a_plot_is_drawn(kind, capsys, tmp_path):
     assert (code, err) == (0, "") and out.startswith("zoo:llama_tiny")
     start = picture.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in picture.read_bytes() and b"<?xml" in start
-    assert scaling_plot.kind_of(str(picture)) == kind
+    assert kind_of(str(picture)) == kind

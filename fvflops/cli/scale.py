@@ -21,8 +21,8 @@ from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import Subject, load_function, load_model
 from fvflops.cli.roofline import add_up_results
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports import picture, scaling_plot
 from fvflops.reports import scaling as report
-from fvflops.reports import scaling_plot
 from fvflops.trace.scaling import CostExpression
 from fvflops.units import format_quantity
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     metrics = METRICS if arguments.generate is None else GENERATION_METRICS
     if arguments.metric not in metrics:
         raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(metrics)}")
-    kind = None if arguments.plot is None else scaling_plot.kind_of(arguments.plot)
+    kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     for path in (arguments.output, arguments.plot):
         if path is not None:
             paths.check_writable(path)

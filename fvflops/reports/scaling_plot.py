@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fvflops.reports.picture import as_text, encode, make_figure
 from fvflops.trace.scaling import Axis, CostExpression, Sizes, say_sizes
 
-KINDS = ("svg", "png")
 _POINTS = 200  # of a curve
-
-
-class PlotError(ValueError):
-    """A picture that cannot be drawn: of another kind, or without matplotlib."""
-
-
-def kind_of(path: str) -> str:
-    """Return the kind of picture that a path's ending names; another ending, or no matplotlib, raises PlotError.
-
-    >>> kind_of("scale.pdf")
-    Traceback (most recent call last):
-    fvflops.reports.scaling_plot.PlotError: scale.pdf: a plot is written as .svg or .png
-    """
-    kind = path.rpartition(".")[2].lower()
-    if kind not in KINDS:
-        raise PlotError(f"{path}: a plot is written as {' or '.join('.' + name for name in KINDS)}")
-    _import_figure()
-    return kind
 
 
 def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
@@ -38,14 +19,11 @@ def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
     matplotlib (the extra `plot`) it raises PlotError.
     """
     panels = [(cost, place) for cost in costs for place in range(len(cost.axes))]
-    figure = _import_figure()(figsize=(5.2 * len(panels), 4.2), layout="constrained")
-    figure.suptitle(_as_text(title), fontsize=9)
+    figure = make_figure(5.2 * len(panels), 4.2, layout="constrained")
+    figure.suptitle(as_text(title), fontsize=9)
     for number, (cost, place) in enumerate(panels):
         _draw_panel(figure.add_subplot(1, len(panels), number + 1), cost, place)
-    picture = io.BytesIO()
-    # Without a date the same counts give the same file.
-    figure.savefig(picture, format=kind, dpi=150, **({"metadata": {"Date": None}} if kind == "svg" else {}))
-    return picture.getvalue()
+    return encode(figure, kind)
 
 
 def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
@@ -61,9 +39,9 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
         values = [cost.polynomial.at(_insert(others, place, size)) for size in steps]
         panel.plot(steps, [float(value) for value in values], color="#4269d0", label="polynomial")
     panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
-    panel.set(xscale="log", yscale="log", xlabel=_as_text(axis.name), ylabel=cost.metric)
+    panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=cost.metric)
     names = tuple(name for name in cost.names if name != axis.name)
-    panel.set_title(_as_text(say_sizes(names, others)) if names else "", fontsize=8)
+    panel.set_title(as_text(say_sizes(names, others)) if names else "", fontsize=8)
     panel.legend(fontsize=8)
     panel.grid(visible=True, alpha=0.3)
 
@@ -84,16 +62,3 @@ def _spread(axis: Axis) -> list[int]:
 
 def _insert(others: Sizes, place: int, size: int) -> Sizes:
     return (*others[:place], size, *others[place:])
-
-
-def _as_text(text: str) -> str:
-    # Between two of them matplotlib reads mathematics.
-    return text.replace("$", r"\$")
-
-
-def _import_figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(f"a plot needs matplotlib ({error}): pip install 'fvflops[plot]'") from error
-    return Figure
