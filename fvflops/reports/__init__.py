@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
-from fvflops.reports import chrome_trace, csv, flame_graph, html, json, latex, markdown, paper, speedscope, table, tree
+from fvflops.reports import (
+    chrome_trace,
+    csv,
+    flame_graph,
+    html,
+    icicle,
+    json,
+    latex,
+    markdown,
+    paper,
+    speedscope,
+    table,
+    tree,
+)
 from fvflops.trace import Summary
 from fvflops.trace.breakdown import Breakdown
 from fvflops.trace.timeline import Timeline
@@ -58,4 +71,13 @@ class Page(Protocol):
 
 PAGES: Mapping[str, Page] = {"html": html.render}
 
-__all__ = ["EXPORTS", "PAGES", "REPORTS", "Export", "Page", "Report"]
+
+class Picture(Protocol):
+    """What turns a breakdown into a Figure, which `fvflops.reports.picture.encode` makes the bytes of a file."""
+
+    def __call__(self, breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any: ...
+
+
+PICTURES: Mapping[str, Picture] = {"svg": icicle.draw, "png": icicle.draw}
+
+__all__ = ["EXPORTS", "PAGES", "PICTURES", "REPORTS", "Export", "Page", "Picture", "Report"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvflops.trace.breakdown import Breakdown, Measure
+from fvflops.reports.measure_values import add_up, say_value
+from fvflops.trace.breakdown import Breakdown
 from fvflops.trace.notebook import write_notebook_table
-from fvflops.units import format_percent, format_quantity, format_seconds, format_short
+from fvflops.units import format_percent, format_quantity
 
 _DEPTH = 2
 _ROWS = 20
@@ -21,7 +22,7 @@ def render(breakdown: Breakdown) -> str:
     >>> "&lt;Net&gt;" in render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
     True
     """
-    totals = {key: _add_up(measure) for key, measure in breakdown.measures.items()}
+    totals = {key: add_up(measure.values) for key, measure in breakdown.measures.items()}
     first = next(iter(totals.values()), Counter())
     modules = [place for place in breakdown.modules.modules() if _depth(place.name) <= _DEPTH]
     shown = sorted(modules, key=lambda place: -first[place.name])[:_ROWS]
@@ -31,7 +32,7 @@ def render(breakdown: Breakdown) -> str:
             place.name or "(the whole model)",
             place.class_name,
             format_percent(first[place.name], first[""]),
-            *(_write(measure, totals[key][place.name]) for key, measure in breakdown.measures.items()),
+            *(say_value(measure, totals[key][place.name]) for key, measure in breakdown.measures.items()),
         ]
         for place in modules
         if place.name in kept
@@ -52,22 +53,6 @@ def _write_note(breakdown: Breakdown, rows: int) -> str:
     if rows < modules:
         parts.append(f"{rows} of {format_quantity(modules, 'module')}")
     return " · ".join([*parts, "to_html(path) writes the whole report"])
-
-
-def _add_up(measure: Measure) -> Counter[str]:
-    """Return what each module comes to, with all inside it."""
-    sums: Counter[str] = Counter()
-    for cell, value in measure.values.items():
-        parts = cell.module.split(".") if cell.module else []
-        for length in range(len(parts) + 1):
-            sums[".".join(parts[:length])] += value
-    return sums
-
-
-def _write(measure: Measure, value: int) -> str:
-    if measure.unit == "ns":
-        return format_seconds(value / 1e9)
-    return format_short(value) + measure.unit
 
 
 def _depth(name: str) -> int:

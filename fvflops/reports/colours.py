@@ -1,0 +1,44 @@
+"""The colours of pictures: those that the HTML report has in the light, read from its style."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}),")
+_NAMED = 11  # as many names have a colour of their own; the others share one more
+
+
+class Groups(NamedTuple):
+    """Names with a colour of their own, in the order of the legend; `others` is that of every other name."""
+
+    named: dict[str, str]
+    others: str
+
+    def of(self, name: str) -> str:
+        """Return the colour of a name."""
+        return self.named.get(name, self.others)
+
+
+def group(names: Iterable[str]) -> Groups:
+    """Return the colours of names, those with most first.
+
+    >>> group(["Linear", "Conv2d"]).of("Conv2d")
+    '#8ddcc6'
+    """
+    first = list(dict.fromkeys(names))[:_NAMED]
+    return Groups({name: colour(f"c{place}") for place, name in enumerate(first)}, colour(f"c{_NAMED}"))
+
+
+def colour(name: str) -> str:
+    """Return a colour of the report's style, such as "ink"."""
+    return _read_style()[name]
+
+
+@cache
+def _read_style() -> dict[str, str]:
+    style = files("fvflops.reports.html").joinpath("report.css").read_text(encoding="utf-8")
+    return dict(_COLOUR.findall(style))

@@ -1,0 +1,34 @@
+"""The values of a measure: what modules come to with all that is inside them, and a value as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from fvflops.trace.breakdown import Cell, Measure
+from fvflops.units import format_seconds, format_short
+
+
+def add_up(values: Mapping[Cell, int]) -> Counter[str]:
+    """Return what each module comes to, with all inside it; "" is the model.
+
+    >>> add_up({Cell("a.b"): 2, Cell("a"): 3})["a"]
+    5
+    """
+    sums: Counter[str] = Counter()
+    for cell, value in values.items():
+        parts = cell.module.split(".") if cell.module else []
+        for length in range(len(parts) + 1):
+            sums[".".join(parts[:length])] += value
+    return sums
+
+
+def say_value(measure: Measure, value: int) -> str:
+    """Return a value with its unit, rounded to three digits.
+
+    >>> say_value(Measure("Bytes", {}, unit="B"), 1024)
+    '1.02KB'
+    """
+    if measure.unit == "ns":
+        return format_seconds(value / 1e9)
+    return format_short(value) + measure.unit
