@@ -21,7 +21,7 @@ from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.reports import html, notebook
+from fvflops.reports import html, icicle, notebook, picture
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
@@ -326,6 +326,24 @@ class ModelAnalysis:
         from fvflops.analysis.frame import make_frame
 
         return make_frame(self, by=by, depth=depth)
+
+    def to_picture(self, path: str | os.PathLike[str], *, measure: str | None = None, depth: int | None = None) -> None:
+        """Write the picture of the module tree, in which a module is as wide as its share, to a path, .svg or .png.
+
+        `measure` is a key of the breakdown, such as "flops", "macs", "parameters", "bytes" or "time"; None is what this
+        analysis counts. `depth` is how many levels below the root are drawn. It needs matplotlib, the extra `plot`,
+        without which, as for another ending, PlotError is raised; an unknown measure raises ValueError. A path that
+        cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
+
+        >>> ModelAnalysis(nn.Linear(3, 2)).to_picture("linear.pdf")
+        Traceback (most recent call last):
+        fvflops.reports.picture.PlotError: linear.pdf: a plot is written as .svg or .png
+        """
+        from fvflops.analysis.breakdown import break_down
+
+        kind = picture.prepare(os.fspath(path))
+        figure = icicle.draw(break_down(self), measure=measure or self.counts().metric, depth=depth)
+        paths.write_bytes(os.fspath(path), picture.encode(figure, kind))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""

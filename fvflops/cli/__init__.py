@@ -127,7 +127,10 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
     parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
     parser.add_argument(
-        "--format", default="table", metavar="F", help="table, tree, json, csv, markdown, paper, latex or html"
+        "--format",
+        default="table",
+        metavar="F",
+        help="table, tree, json, csv, markdown, paper, latex, html, svg or png",
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
 
@@ -219,6 +222,7 @@ def _add_roofline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown; default: 3")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
+    _add_plot_argument(parser)
 
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -289,6 +293,10 @@ def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=_depth, default=1, metavar="N", help="deepest module level shown; default: 1")
     parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    _add_plot_argument(parser)
+
+
+def _add_plot_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
 
 

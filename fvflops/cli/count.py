@@ -15,7 +15,7 @@ from fvflops.analysis.breakdown import break_down
 from fvflops.capture.model import describe_inputs
 from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import load_table
-from fvflops.reports import PAGES, REPORTS, ledger
+from fvflops.reports import PAGES, PICTURES, REPORTS, ledger, picture
 from fvflops.trace import Status
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
     check_format(arguments.format)
     check_output(arguments.output)
+    if arguments.format in PICTURES:
+        _check_picture(arguments)
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
@@ -45,6 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format in PAGES:
         write("".join(PAGES[arguments.format](break_down(flops))), arguments.output)
         return 0
+    if arguments.format in PICTURES:
+        figure = PICTURES[arguments.format](break_down(flops), depth=arguments.depth)
+        paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
+        return 0
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     summary = summarise(flops, activations)
@@ -61,12 +67,20 @@ def check_format(name: str) -> None:
     >>> check_format("htlm")
     Traceback (most recent call last):
     ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, latex, markdown, \
-paper, table, tree
+paper, png, svg, table, tree
     """
-    known = sorted((*REPORTS, *PAGES))
+    known = sorted((*REPORTS, *PAGES, *PICTURES))
     if name not in known:
         near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")
+
+
+def _check_picture(arguments: argparse.Namespace) -> None:
+    if arguments.by != "module":
+        raise ValueError(f"--by {arguments.by}: a picture is drawn by module")
+    if arguments.output is None:
+        raise ValueError(f"a picture needs a file: add --output model.{arguments.format}")
+    picture.check_drawable()
 
 
 def check_output(path: str | None) -> None:
