@@ -17,11 +17,16 @@ from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics.devices import Device, find_device, load_devices, short_dtype
 from fvflops.metrics.roofline import roofline
+from fvflops.reports import picture, roofline_plot
 from fvflops.reports import roofline as report
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the roofline of the model that the arguments name, or measure this machine; return the exit code."""
+    if arguments.plot is not None:
+        if arguments.model is None:
+            raise ValueError(f"--plot {arguments.plot}: without a MODEL there is nothing to draw")
+        picture.prepare(arguments.plot)
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline wants a MODEL and a --device such as H100, or --measure")
@@ -42,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.measure:
         device = measure_device(arguments.device)
     drawn = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
+    if arguments.plot is not None:
+        roofs = {name: device.peak(name) for name in device.dtypes()}
+        roofline_plot.save(drawn, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
     write(report.render(drawn, by=arguments.by, depth=arguments.depth, shown=arguments.top), arguments.output)
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fvflops.reports import colours
 from fvflops.reports.measure_values import add_up, say_value
-from fvflops.reports.picture import as_text, fit, make_figure, plain, width_of
+from fvflops.reports.picture import escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
 from fvflops.trace.breakdown import Breakdown, Measure
 from fvflops.units import format_percent, format_quantity
@@ -29,8 +29,8 @@ _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 class Box(NamedTuple):
     """One rectangle: from where to where in shares of the whole, at which level, and what it stands for.
 
-    `kind` is "module", "own" for what a module does itself beside those in it, or "rest" for `count` modules that are
-    too narrow.
+    `kind` is "module", "own" for what a module does itself beside those in it, or "rest" for
+    `modules` that are each too narrow.
     """
 
     module: str
@@ -38,7 +38,7 @@ class Box(NamedTuple):
     level: int
     start: float
     width: float
-    count: int = 1
+    modules: int = 1
 
 
 def draw(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any:
@@ -118,7 +118,7 @@ class _Layout:
                 continue
             if width * WIDTH < _NARROWEST:
                 first = run or Box(name, "rest", level, at, 0.0, 0)
-                run = first._replace(width=at + width - first.start, count=first.count + 1)
+                run = first._replace(width=at + width - first.start, modules=first.modules + 1)
             else:
                 if run is not None:
                     yield run
@@ -151,7 +151,7 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
 
     inches = box.width * (WIDTH - 2 * _MARGIN)
     tint = paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")
-    looks = {
+    looks: dict[str, Any] = {
         "module": {"facecolor": tint},
         "own": {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")},
         "rest": {"facecolor": tint},
@@ -165,7 +165,7 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     room = inches - 2 * _PADDING
     if room < _NARROWEST_TEXT:
         return
-    own = {"own": "itself", "rest": f"{box.count} more"}.get(box.kind)
+    own = {"own": "itself", "rest": f"{box.modules} more"}.get(box.kind)
     name = plain(own or box.module.rpartition(".")[2] or layout.class_of("") or "model")
     style = {"style": "italic", "color": colours.colour("quiet")} if own else {"color": colours.colour("ink")}
     label = fit(name, room, _NAME)
@@ -174,7 +174,7 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     pad = _PADDING / (WIDTH - 2 * _MARGIN)
     middle = box.level + 0.5
     if label:
-        axes.text(box.start + pad, middle, label.replace("$", r"\$"), fontsize=_NAME, va="center_baseline", **style)
+        axes.text(box.start + pad, middle, escape(label), fontsize=_NAME, va="center_baseline", **style)
     if box.kind != "module":
         return
     share = format_percent(layout.total[box.module], layout.total[""])
@@ -209,7 +209,7 @@ def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _La
         figure.text(
             left,
             1 - top / height,
-            shown.replace("$", r"\$"),
+            escape(shown),
             fontsize=size,
             weight="bold" if name == "ink" else "normal",
             va="center",
@@ -256,7 +256,7 @@ def _write_legend(figure: Any, lines: list[list[tuple[float, str, str]]], notes:
 
 
 def _write_line(figure: Any, x: float, y: float, text: str, name: str) -> None:
-    figure.text(x, y, text.replace("$", r"\$"), fontsize=_SMALL, va="center_baseline", color=colours.colour(name))
+    figure.text(x, y, escape(text), fontsize=_SMALL, va="center_baseline", color=colours.colour(name))
 
 
 def _tell_gaps(measure: Measure) -> list[str]:

@@ -13,7 +13,7 @@ KINDS = ("svg", "png")
 _DOTS = 200  # per inch of a PNG
 _LONGEST = 200  # characters of a name
 # Not those of the user's matplotlibrc: TeX would run what stands in names. The salt gives each run the same ids.
-_SETTINGS = {"svg.hashsalt": "fvflops", "svg.fonttype": "path", "text.usetex": False}
+_SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fvflops", "svg.fonttype": "path", "text.usetex": False}
 
 
 class PlotError(ValueError):
@@ -67,8 +67,13 @@ def as_text(text: str) -> str:
     >>> print(as_text("a$b$"))
     a\\$b\\$
     """
+    return escape(plain(text))
+
+
+def escape(text: str) -> str:
+    """Return a text, as `plain` gives it, in the way that a figure wants it."""
     # Between two dollars matplotlib reads mathematics.
-    return plain(text).replace("$", r"\$")
+    return text.replace("$", r"\$")
 
 
 def plain(text: str) -> str:
