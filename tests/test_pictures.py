@@ -1,0 +1,238 @@
+"""The pictures: the icicle's rectangles against counts, a roofline's points against its loads, bad names and paths."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import Device, FlopCountAnalysis
+from fvflops.analysis.breakdown import break_down
+from fvflops.cli import main
+from fvflops.metrics.roofline import roofline
+from fvflops.reports import colours, icicle, picture, roofline_plot
+from fvflops.reports.picture import PlotError
+from fvflops.trace import ModuleInfo, ModuleTree
+from fvflops.trace.breakdown import Breakdown, Cell, Measure
+
+pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
+
+SLOW = Device("slow", matrix={"bf16": 10e9}, vector={"fp32": 1e9}, bandwidth=1e9, source="made up")
+HOSTILE = "</script>&<b>$\\frac{x}{$\x1b[31m\n\u202e\u4e2d" + "x" * 10_000
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.small = nn.Linear(10, 10, bias=False)
+        self.block = nn.Sequential(nn.Linear(10, 30, bias=False), nn.Linear(30, 10, bias=False))
+
+    def forward(self, x):
+        x = self.block(self.small(x))
+        return x @ x.T
+
+
+def read_boxes(figure):
+    """Return (name, level) → (start, width) of the rectangles of an icicle that are modules."""
+    (axes,) = figure.axes
+    return {
+        (patch.get_label(), patch.get_y()): (patch.get_x(), patch.get_width())
+        for patch in axes.patches
+        if not patch.get_hatch()
+    }
+
+
+def read_texts(figure):
+    return [text.get_text() for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts))]
+
+
+def make_breakdown(names, values, **options):
+    places = {name: ModuleInfo(name, name, name or "Net") for name in ("", *names)}
+    return Breakdown(ModuleTree(places), {"flops": Measure("FLOPs", values, **options)})
+
+
+def test_a_module_is_as_wide_as_its_flops():
+    # 10 rows: 1000 + 3000 + 3000 multiply-adds, and 10 * 10 * 10 of the model itself.
+    figure = icicle.draw(break_down(FlopCountAnalysis(Net(), torch.ones(10, 10))))
+    boxes = read_boxes(figure)
+    expected = {
+        ("", 0): (0, 1),
+        ("small", 1): (0, 1 / 8),
+        ("block", 1): (1 / 8, 6 / 8),
+        ("block.0", 2): (1 / 8, 3 / 8),
+        ("block.1", 2): (4 / 8, 3 / 8),
+    }
+    assert boxes.keys() == expected.keys()
+    assert all(boxes[key] == pytest.approx(value) for key, value in expected.items())
+    (own,) = [patch for patch in figure.axes[0].patches if patch.get_hatch()]
+    assert (own.get_x(), own.get_width()) == pytest.approx((7 / 8, 1 / 8)) and "itself" in read_texts(figure)
+    assert figure.get_figwidth() == 7 and "FLOPs of Net: 8K" in read_texts(figure)
+    assert min(text.get_fontsize() for text in (*figure.texts, *figure.axes[0].texts)) >= 6
+
+
+def test_another_measure_and_a_depth():
+    breakdown = break_down(FlopCountAnalysis(Net(), torch.ones(10, 10)))
+    boxes = read_boxes(icicle.draw(breakdown, measure="parameters", depth=1))
+    assert boxes == {
+        ("", 0): (0, 1),
+        ("small", 1): (0, pytest.approx(1 / 7)),
+        ("block", 1): pytest.approx((1 / 7, 6 / 7)),
+    }
+    with pytest.raises(ValueError, match="no measure 'flop': there are flops, macs"):
+        icicle.draw(breakdown, measure="flop")
+
+
+def test_many_narrow_modules_are_drawn_together_and_no_width_is_lost():
+    names = [f"m{index}" for index in range(5000)]
+    figure = icicle.draw(
+        make_breakdown(names, {Cell(name): 2 if name == "m0" else 1 for name in names[:-1]} | {Cell("m4999"): 5000})
+    )
+    patches = [patch for patch in figure.axes[0].patches if patch.get_y() == 1]
+    assert sorted(patch.get_label() for patch in patches) == ["m0", "m4999"]
+    assert sum(patch.get_width() for patch in patches) == pytest.approx(1)
+    assert "4999 more" in read_texts(figure)
+
+
+def test_colours_are_those_of_the_page_by_class():
+    figure = icicle.draw(make_breakdown(["a", "b"], {Cell("a"): 1, Cell("b"): 3}))
+    found = {patch.get_label(): patch.get_facecolor() for patch in figure.axes[0].patches}
+    from matplotlib.colors import to_rgba
+
+    # Most first.
+    assert found["b"] == to_rgba(colours.colour("c0")) and found["a"] == to_rgba(colours.colour("c1"))
+
+
+def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
+    texts = read_texts(icicle.draw(make_breakdown(["a"], {Cell("a"): 3}, unknown={Cell("a", "", "sort"): 2})))
+    assert "FLOPs of Net: ≥ 3" in texts and any("2 calls of operators without a formula" in text for text in texts)
+    assert read_boxes(icicle.draw(make_breakdown(["a"], {}))) == {("", 0): (0, 1)}
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_hostile_name_is_text(kind, recwarn):
+    name = HOSTILE.replace(".", "")
+    places = {"": ModuleInfo("", "", HOSTILE), name: ModuleInfo(name, name, HOSTILE)}
+    breakdown = Breakdown(ModuleTree(places), {"flops": Measure("FLOPs", {Cell(name): 1})}, about={"inputs": HOSTILE})
+    figure = icicle.draw(breakdown)
+    data = picture.encode(figure, kind)
+    assert data == picture.encode(figure, kind) and not list(recwarn) and len(data) < 10**6
+    assert all(text.isprintable() and "\u4e2d" not in text and len(text) < 400 for text in read_texts(figure))
+    if kind == "svg":
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(data).iter()}
+        assert "path" in tags and not tags & {"script", "b", "foreignObject", "image", "a"}
+        assert b"<script" not in data and b"\x1b" not in data
+
+
+def test_names_are_cut_to_their_room():
+    assert picture.fit("short", 3, 7) == "short" and picture.fit("anything", 0.05, 7) == ""
+    cut = picture.fit("a.long.name" * 9, 1, 7)
+    assert cut.endswith("…") and 0.9 < picture.width_of(cut, 7) <= 1
+    assert picture.as_text("$x$") == r"\$x\$" and picture.plain("\x1b\u202e") == "\\x1b\\u202e"
+
+
+def test_points_of_a_roofline_lie_at_their_loads_and_under_the_roofs():
+    model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(3)), nn.ReLU())
+    drawn = roofline(FlopCountAnalysis(model, torch.ones(10, 100), table="exact"), device=SLOW)
+    points = roofline_plot.find_points(drawn)
+    # 200,000 FLOPs over 48,000 bytes each; three alike are one point.
+    assert [(point.name, point.group, point.times) for point in points] == [("*", "Linear", 3), ("3", "ReLU", 1)]
+    assert points[0].load.intensity == pytest.approx(200 / 48) and points[1].load.intensity == 1 / 8
+    assert sum(point.load.seconds * point.times for point in points) == pytest.approx(drawn.total().seconds)
+    figure = roofline_plot.draw(drawn, roofs={"bf16": 10**10})
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale(), figure.get_figwidth()) == ("log", "log", 7)
+    placed = {group.get_label(): tuple(group.get_offsets()[0]) for group in axes.collections}
+    assert placed == {"*": pytest.approx((200 / 48, 1e9)), "3": pytest.approx((1 / 8, 1e9 / 8))}
+    roofs = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+    assert roofs["fp32"][0] == (1.0, 1e9) and roofs["bf16"][0] == (10.0, 1e10)
+    assert all(y == pytest.approx(x * 1e9) for x, y in roofs["memory"])
+    texts = read_texts(figure)
+    assert {"* ×3", "3", "fp32: 1 GFLOP/s", "bf16: 10 GFLOP/s"} <= set(texts)
+    assert [point.name for point in roofline_plot.find_points(drawn, by="operator")] == ["linear", "relu"]
+    assert sum(point.times for point in roofline_plot.find_points(drawn, by="op")) == 4
+
+
+def test_deeper_modules_take_the_place_of_those_that_hold_them():
+    model = nn.Sequential(nn.Sequential(nn.Linear(10, 20)), nn.Linear(20, 10))
+    drawn = roofline(FlopCountAnalysis(model, torch.ones(10, 10), table="exact"), device=SLOW)
+    names = {depth: sorted(point.name for point in roofline_plot.find_points(drawn, depth=depth)) for depth in range(3)}
+    assert names == {0: ["model"], 1: ["0", "1"], 2: ["0.0", "1"]}
+
+
+def test_a_roofline_without_flops_says_so():
+    drawn = roofline(FlopCountAnalysis(nn.Flatten(), torch.ones(2, 3, 4), table="exact"), device=SLOW)
+    assert "nothing here does any FLOPs" in read_texts(roofline_plot.draw(drawn))
+    with pytest.raises(ValueError, match="the roofline"):
+        roofline_plot.draw(drawn, by="phase")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_commands_write_pictures(kind, capsys, tmp_path):
+    tree, roof = tmp_path / f"tree.{kind}", tmp_path / f"roof.{kind}"
+    assert main(["count", "zoo:lenet5", "--format", kind, "--output", str(tree)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["roofline", "zoo:lenet5", "--device", "H100", "--plot", str(roof)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("H100 SXM:") and err == ""
+    for file in (tree, roof):
+        data = file.read_bytes()
+        assert data.startswith(b"\x89PNG") if kind == "png" else b"<svg" in data and b"<script" not in data
+
+
+def test_an_analysis_draws_what_it_counts(tmp_path):
+    path = tmp_path / "net.svg"
+    FlopCountAnalysis(Net(), torch.ones(10, 10)).to_picture(path, depth=1)
+    assert "FLOPs of Net: 8K" in path.read_text()
+    FlopCountAnalysis(Net(), torch.ones(10, 10)).to_picture(path, measure="parameters")
+    assert "Parameters of Net: 700" in path.read_text()
+
+
+class Unrun(nn.Module):
+    def forward(self, x):
+        raise AssertionError("it was run")
+
+
+def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypatch):
+    analysis = FlopCountAnalysis(Unrun(), torch.ones(1))
+    with pytest.raises(PlotError, match=r"net.pdf: a plot is written as .svg or .png"):
+        analysis.to_picture("net.pdf")
+    with pytest.raises(OSError, match=r"/dev/null/net.svg cannot be written"):
+        analysis.to_picture("/dev/null/net.svg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotError, match=r"a plot needs matplotlib .*pip install 'fvflops\[plot\]'"):
+        analysis.to_picture(tmp_path / "net.svg")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["count", "none:x", "--format", "png"], "a picture needs a file: add --output model.png"),
+        (
+            ["count", "none:x", "--format", "svg", "--output", "x.svg", "--by", "operator"],
+            "a picture is drawn by module",
+        ),
+        (["count", "none:x", "--format", "svg", "--output", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
+        (["roofline", "none:x", "--device", "H100", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
+        (["roofline", "none:x", "--device", "H100", "--plot", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
+        (["roofline", "--measure", "--plot", "x.svg"], "without a MODEL there is nothing to draw"),
+    ],
+    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_in_one_line_before_the_model_is_looked_for(capsys, argv, message):
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["count", "none:x", "--format", "svg", "--output"], ["roofline", "none:x", "--plot"]],
+    ids=["count", "roofline"],
+)
+def test_without_matplotlib_it_is_told_before_the_model_is_looked_for(capsys, monkeypatch, tmp_path, argv):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*argv, str(tmp_path / "x.svg")]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "a plot needs matplotlib" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
