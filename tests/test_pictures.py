@@ -158,6 +158,11 @@ def test_deeper_modules_take_the_place_of_those_that_hold_them():
     drawn = roofline(FlopCountAnalysis(model, torch.ones(10, 10), table="exact"), device=SLOW)
     names = {depth: sorted(point.name for point in roofline_plot.find_points(drawn, depth=depth)) for depth in range(3)}
     assert names == {0: ["model"], 1: ["0", "1"], 2: ["0.0", "1"]}
+    both = roofline(FlopCountAnalysis(Net(), torch.ones(10, 10), table="exact"), device=SLOW)
+    for depth in range(4):
+        points = roofline_plot.find_points(both, depth=depth)
+        assert sum(point.load.flops * point.times for point in points) == both.total().flops == 16_000
+        assert ("model itself" in [point.name for point in points]) == (depth > 0)
 
 
 def test_a_roofline_without_flops_says_so():

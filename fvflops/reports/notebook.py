@@ -17,7 +17,7 @@ def render(breakdown: Breakdown) -> str:
     """Return the modules down to two levels below the root, at most twenty, with every measure; names are text.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> from fvflops.trace.breakdown import Cell
+    >>> from fvflops.trace.breakdown import Cell, Measure
     >>> net = ModuleTree({"": ModuleInfo("", "", "<Net>")})
     >>> "&lt;Net&gt;" in render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
     True

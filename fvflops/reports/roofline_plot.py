@@ -13,8 +13,8 @@ from fvflops import paths
 from fvflops.reports import colours
 from fvflops.reports.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
 from fvflops.reports.roofline import DEPTH, VIEWS
-from fvflops.reports.statistics import check_view, depth_of
-from fvflops.trace.roofline import Load, Roofline
+from fvflops.reports.statistics import check_view
+from fvflops.trace.roofline import Load, Roofline, add_up
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
 
 # Inches, and points of a font.
@@ -25,7 +25,7 @@ _LARGEST = 220.0  # square points of a marker, that of something that takes all 
 _SMALLEST = 14.0
 # Where a name stands beside its point: under the roof first.
 _WHERE = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
 class Point(NamedTuple):
@@ -58,7 +58,7 @@ def draw(
 ) -> Any:
     """Return a Figure, 7 inches wide: FLOP/s over FLOP/byte of each point, at most what the device allows.
 
-    `by` is "module" (`depth` levels below the root, 3 if None, or less deep where nothing is further down), "operator"
+    `by` is "module" (`depth` levels below the root, 3 if None, or less deep where there is nothing below), "operator"
     or "op", the calls of one operator in one module. A point's area is its share of the least time; layers with the
     same load are one point. `roofs` are peaks of other dtypes, FLOP/s, to be drawn too. An unknown view raises
     ValueError, and PlotError says that matplotlib, the extra `plot`, is not there.
@@ -107,15 +107,25 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
 
 
 def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
-    """Return the modules at a depth, and those above it that have none in them in which anything ran."""
-    loads = {name: load for name, load in roofline.by_module().items() if depth_of(name) <= depth}
-    inner: set[str] = set()
-    for name in loads:
+    """Return the modules at a depth, those above it that hold none, and what others do themselves: all the work."""
+    loads: dict[str, list[Load]] = {}
+    for entry in roofline.entries:
+        owner = entry.scope[-1].split(".") if entry.scope and entry.scope[-1] else []
+        loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
+    holders = {name.rpartition(".")[0] for name in loads if name}
+    for name in list(holders):
         while name:
             name = name.rpartition(".")[0]
-            inner.add(name)
+            holders.add(name)
     places = roofline.modules.places
-    return [(name or "model", places[name].class_name, load) for name, load in loads.items() if name not in inner]
+    return [
+        (
+            (name or "model") + (" itself" if name in holders else ""),
+            places[name].class_name if name in places else "",
+            add_up(parts),
+        )
+        for name, parts in loads.items()
+    ]
 
 
 def _set_scales(axes: Any, roofline: Roofline, points: list[Point], roofs: Mapping[str, int]) -> None:
@@ -213,7 +223,7 @@ def _label(axes: Any, points: list[Point]) -> None:
     page = axes.get_window_extent()
     edge = _Frame(page.x0 / dpi, page.y0 / dpi, page.x1 / dpi, page.y1 / dpi)
     spots = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
-    taken = [_Frame(x - 0.035, y - 0.035, x + 0.035, y + 0.035) for x, y in spots]
+    taken = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in spots]
     high = _TEXT / 72
     # Where the roofs are named.
     taken += [
@@ -227,7 +237,7 @@ def _label(axes: Any, points: list[Point]) -> None:
         for to_right, up in _WHERE:
             left = x + 0.1 * to_right - wide * (1 - to_right) / 2
             bottom = y + 0.11 * up - high / 2
-            frame = _Frame(left, bottom, left + wide, bottom + high)
+            frame = _Frame(left - 0.03, bottom - 0.025, left + wide + 0.03, bottom + high + 0.025)
             inside = edge.left < frame.left and frame.right < edge.right
             if inside and edge.bottom < frame.bottom and frame.top < edge.top and not any(map(frame.meets, taken)):
                 taken.append(frame)
