@@ -227,7 +227,7 @@ def _label(axes: Any, points: list[Point]) -> None:
     high = _TEXT / 72
     # Where the roofs are named.
     taken += [
-        _Frame(edge.right - 1.5, y, edge.right, y + high + 0.04)
+        _Frame(edge.right - 1.15, y, edge.right, y + high + 0.04)
         for line in axes.lines[1:]
         for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
     ]
