@@ -236,9 +236,15 @@ def test_what_cannot_be_shown_is_said_in_one_line(options, error, message):
 
 def test_a_trace_that_was_not_measured_is_refused():
     profile = ProfileAnalysis.from_trace(FlopCountAnalysis(Net(), torch.ones(2, 8)).trace())
-    for ask in (profile.table, profile.op_table):
-        with pytest.raises(TraceError, match="holds no measured run: record it with measure="):
-            ask()
+    with pytest.raises(TraceError, match="holds no measured run: record it with measure="):
+        profile.table()
+
+
+def test_op_calls_of_a_trace_that_was_not_measured_are_told_without_times():
+    calls = FlopCountAnalysis(Net(), torch.ones(2, 8), table="exact").op_calls()
+    assert [(call.op, call.flops, call.duration_ns, call.memory_before) for call in calls] == [
+        (call.op, call.flops, None, None) for call in profile_net().op_calls()
+    ]
 
 
 def test_lines_are_ranked_and_cut():

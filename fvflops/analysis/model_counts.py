@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from fvflops.analysis.calls import sift_calls
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports import op_calls as op_calls_report
+from fvflops.trace.calls import OpCall
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -64,6 +67,31 @@ class FlopCountAnalysis(_TableAnalysis):
             for entry in counts.entries
             if phase in (None, entry.phase) and name in counts.of_scope(entry.scope, self._ancestors)
         )
+
+    def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
+        """Return the op calls in the order of the run, of one phase or of all.
+
+        `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
+        ValueError naming the nearest, a phase that was not run TraceError.
+        """
+        return sift_calls(self.trace(), self._pricer(), phase, ignore, self._table)[0]
+
+    def op_table(
+        self,
+        *,
+        phase: str | None = None,
+        ignore: Collection[str] = (),
+        sort: str | None = None,
+        top: int | None = None,
+    ) -> str:
+        """Return the op calls as text, a line each: where they ran, their shapes, FLOPs, time and memory.
+
+        They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
+        first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
+        """
+        calls, ignored = sift_calls(self.trace(), self._pricer(), phase, ignore, self._table)
+        table = "" if self._table is None else self._table.name
+        return op_calls_report.render(calls, sort=sort, top=top, ignored=ignored, table=table)
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
         """Write the run to a file that other programs draw: a timeline or a flame graph.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy as copying
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from statistics import fmean
 from typing import Any
 
@@ -23,14 +21,12 @@ from fvflops.capture.record import Loss, Model, record_call
 from fvflops.capture.signature import tensors_of
 from fvflops.formulas import FormulaTable
 from fvflops.metrics.devices import Device
-from fvflops.metrics.measured import list_op_calls, measure_lines
+from fvflops.metrics.measured import measure_lines
 from fvflops.metrics.roofline import roofline
 from fvflops.metrics.timing import Times, read_times
 from fvflops.reports import measured as measured_report
-from fvflops.reports import op_calls as op_calls_report
-from fvflops.trace import PHASES, Event, StopsAt, Trace, TraceError
-from fvflops.trace.measured import Measured, OpCall, check_phase
-from fvflops.trace.signature import packet_of
+from fvflops.trace import Event, StopsAt, Trace, TraceError
+from fvflops.trace.measured import Measured
 from fvflops.units import format_quantity
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
@@ -128,31 +124,6 @@ class ProfileAnalysis(FlopCountAnalysis):
         found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
         return measured_report.render(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
-    def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
-        """Return the op calls in the order of the run, of one phase or of all.
-
-        `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
-        ValueError naming the nearest, a phase that was not run TraceError.
-        """
-        return self._sift(phase, ignore)[0]
-
-    def op_table(
-        self,
-        *,
-        phase: str | None = None,
-        ignore: Collection[str] = (),
-        sort: str | None = None,
-        top: int | None = None,
-    ) -> str:
-        """Return the op calls as text, a line each: where they ran, their shapes, FLOPs, time and memory.
-
-        They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
-        first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
-        """
-        calls, ignored = self._sift(phase, ignore)
-        table = "" if self._table is None else self._table.name
-        return op_calls_report.render(calls, sort=sort, top=top, ignored=ignored, table=table)
-
     def salvage(self) -> ProfileAnalysis:
         """Return the profile of the runs that were measured to their ends before one raised.
 
@@ -171,17 +142,6 @@ class ProfileAnalysis(FlopCountAnalysis):
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
         found = measure_lines(trace, self.counts(), self._pricer(), bound)
         return replace(found, about={**tell_about(self), "clocked": trace.about.get("clocked", "")})
-
-    def _sift(self, phase: str | None, ignore: Collection[str]) -> tuple[tuple[OpCall, ...], Counter[str]]:
-        """Return the op calls of a phase but for those to ignore, and how often each of these ran."""
-        trace = self.trace()
-        present = {event.phase for event in trace.events or () if event.kind == "op"}
-        if phase is not None:
-            check_phase(phase, tuple(name for name in PHASES if name in present))
-        calls = [call for call in list_op_calls(trace, self._pricer()) if phase in (None, call.phase)]
-        names = {_full_name(name, self._table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
-        kept = tuple(call for call in calls if not names.intersection((call.op, call.target)))
-        return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
@@ -304,20 +264,6 @@ def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
     if not any(action in ACTIVE for action in plan):
         raise ValueError(f"of {format_quantity(steps, 'step')} the schedule makes none active: give more steps")
     return plan
-
-
-def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
-    """Return an op's name as calls have it; one that is none raises ValueError."""
-    ran = {known for call in calls for known in (call.op, call.target)}
-    full = name if "::" in name or name in ran else f"aten::{name}"
-    if full in ran:
-        return full
-    known = set(ran) if table is None else {*ran, *table.rows}
-    packet = packet_of(full)
-    if full in known or (packet in known and packet not in ran):  # it did not run here, which is no mistake
-        return full
-    near = get_close_matches(full, sorted(known), n=1, cutoff=0.0)
-    raise ValueError(f"no op is called {name!r}: the nearest is {near[0] if near else ''!r}")
 
 
 def take_middle(traces: list[Trace]) -> Trace:

@@ -1,4 +1,4 @@
-"""The measuring's counting: a measured Trace in, what its modules, operators and op calls took and come to out."""
+"""The measuring's counting: a measured Trace in, what its modules and operators took and come to out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 
 from fvflops.metrics.byte_pricing import sort_by_storages
 from fvflops.metrics.counting import Pricer, RegionAmounts, find_covered, name_region, price_regions
-from fvflops.metrics.timeline import build_timeline
 from fvflops.metrics.timing import BY_OWNER, Times, add_up_times
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
-from fvflops.trace.measured import Line, Measured, OpCall
+from fvflops.trace.measured import Line, Measured
 from fvflops.trace.roofline import Roofline
-from fvflops.trace.signature import packet_of
-from fvflops.trace.timeline import Item
 
 # Phase → name of a module or an op → its columns so far.
 _Tables = dict[str, dict[str, Counter[str]]]
@@ -62,58 +59,6 @@ def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofli
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,
     )
-
-
-def list_op_calls(trace: Trace, pricer: Pricer) -> tuple[OpCall, ...]:
-    """Return the op calls of a measured Trace in the order in which they began; another raises TraceError.
-
-    A call of a module or a function that the pricer counts as one has a line before those of the ops in it.
-    """
-    columns = measured_columns(trace)
-    timeline = build_timeline(trace, pricer)
-    scopes = trace.scopes()
-    seen: Counter[str] = Counter()
-    calls: list[OpCall] = []
-    for span in timeline.ordered():
-        item = timeline.items[span.item]
-        covered = (span.stack, span.phase) in timeline.covered
-        if item.frame is not None and (not item.status or covered):
-            continue
-        op, target, name = _name_call(trace, item)
-        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
-        measured: tuple[int | None, ...] = ()
-        if item.frame is None:  # what a region took is that of the ops in it, which have lines of their own
-            memory = (span.memory_before, span.memory_after, span.memory_peak) if "memory" in columns else ()
-            measured = (span.duration, *memory)
-        calls.append(
-            OpCall(
-                len(calls),
-                f"{name}_{seen[op]}" if seen[op] else name,
-                op,
-                target,
-                scope[-1] if scope else "",
-                span.phase,
-                item.inputs,
-                item.outputs,
-                item.dtype,
-                "covered" if covered else item.status,
-                0 if covered else item.flops,
-                *measured,
-            )
-        )
-        seen[op] += 1
-    return tuple(calls)
-
-
-def _name_call(trace: Trace, item: Item) -> tuple[str, str, str]:
-    """Return the op, the target and the name of the calls of an item."""
-    if item.kind == "module":
-        place = trace.modules.places[item.name]
-        return place.class_name, place.classes[0] if place.classes else place.class_name, place.class_name
-    if item.frame is not None:
-        return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
-    op = packet_of(item.name)
-    return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]
 
 
 def measured_columns(trace: Trace) -> tuple[str, ...]:

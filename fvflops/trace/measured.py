@@ -1,11 +1,11 @@
-"""The measured: what modules, operators and op calls took in a real run, beside what they come to; plain data."""
+"""The measured: what modules and operators took in a real run, beside what they come to; plain data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from fvflops.trace.modules import ModuleTree
 from fvflops.trace.trace import PHASES, TraceError
@@ -142,41 +142,6 @@ class Measured:
 
     def _choose(self, phase: str | None) -> tuple[str, ...]:
         return self.phases if phase is None else (check_phase(phase, self.phases),)
-
-
-class OpCall(NamedTuple):
-    """One call of an op, in the order of the run.
-
-    `number` is its place among all op calls, from 0 on. `name` tells it from other calls of the op, `op` has no
-    overload, `target` has the full name. `module` is the canonical name of the module that it belongs to. `inputs` and
-    `outputs` are its tensors, such as "float32[2, 3]". `flops` are None where they are not known, and `status` says
-    what the table says of the op; "covered" is what is counted with a module around it. Such a module has a line of its
-    own before, whose `op` is its class, without time and memory. Times are in ns, memory in bytes, both None where not
-    measured.
-    """
-
-    number: int
-    name: str
-    op: str
-    target: str
-    module: str
-    phase: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    dtype: str
-    status: str
-    flops: int | None
-    duration_ns: int | None = None
-    memory_before: int | None = None
-    memory_after: int | None = None
-    memory_peak: int | None = None
-
-    @property
-    def memory_delta(self) -> int | None:
-        """What the call left behind."""
-        if self.memory_before is None or self.memory_after is None:
-            return None
-        return self.memory_after - self.memory_before
 
 
 def check_phase(phase: str, recorded: tuple[str, ...]) -> str:

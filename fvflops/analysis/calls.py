@@ -1,0 +1,45 @@
+"""The calls of an analysis: those of a phase, less those of ops that nobody wants to see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from fvflops.formulas import FormulaTable
+from fvflops.metrics import Pricer
+from fvflops.metrics.calls import list_op_calls
+from fvflops.trace import PHASES, Trace
+from fvflops.trace.calls import OpCall
+from fvflops.trace.measured import check_phase
+from fvflops.trace.signature import packet_of
+
+
+def sift_calls(
+    trace: Trace, pricer: Pricer, phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
+) -> tuple[tuple[OpCall, ...], Counter[str]]:
+    """Return the op calls of a phase but for those to ignore, and how often each of these ran.
+
+    A name to ignore that neither an op that ran nor a row of the table has raises ValueError naming the nearest.
+    """
+    present = {event.phase for event in trace.events or () if event.kind == "op"}
+    if phase is not None:
+        check_phase(phase, tuple(name for name in PHASES if name in present))
+    calls = [call for call in list_op_calls(trace, pricer) if phase in (None, call.phase)]
+    names = {_full_name(name, table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
+    kept = tuple(call for call in calls if not names.intersection((call.op, call.target)))
+    return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
+
+
+def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
+    """Return an op's name as calls have it; one that is none raises ValueError."""
+    ran = {known for call in calls for known in (call.op, call.target)}
+    full = name if "::" in name or name in ran else f"aten::{name}"
+    if full in ran:
+        return full
+    known = set(ran) if table is None else {*ran, *table.rows}
+    packet = packet_of(full)
+    if full in known or (packet in known and packet not in ran):  # it did not run here, which is no mistake
+        return full
+    near = get_close_matches(full, sorted(known), n=1, cutoff=0.0)
+    raise ValueError(f"no op is called {name!r}: the nearest is {near[0] if near else ''!r}")
