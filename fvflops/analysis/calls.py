@@ -1,34 +1,51 @@
-"""The calls of an analysis: those of a phase, less those of ops that nobody wants to see."""
+"""The calls of an analysis: which of them are wanted, and as rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
+from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.formulas import FormulaTable
-from fvflops.metrics import Pricer
-from fvflops.metrics.calls import list_op_calls
-from fvflops.trace import PHASES, Trace
+from fvflops.reports.call_rows import list_module_rows, list_op_rows
+from fvflops.reports.rows import Rows
+from fvflops.trace import PHASES
 from fvflops.trace.calls import OpCall
 from fvflops.trace.measured import check_phase
 from fvflops.trace.signature import packet_of
 
+# View → what a row is.
+VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module"}
+
 
 def sift_calls(
-    trace: Trace, pricer: Pricer, phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
+    calls: Sequence[OpCall], phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
 ) -> tuple[tuple[OpCall, ...], Counter[str]]:
     """Return the op calls of a phase but for those to ignore, and how often each of these ran.
 
     A name to ignore that neither an op that ran nor a row of the table has raises ValueError naming the nearest.
     """
-    present = {event.phase for event in trace.events or () if event.kind == "op"}
+    present = {call.phase for call in calls}
     if phase is not None:
         check_phase(phase, tuple(name for name in PHASES if name in present))
-    calls = [call for call in list_op_calls(trace, pricer) if phase in (None, call.phase)]
+    calls = [call for call in calls if phase in (None, call.phase)]
     names = {_full_name(name, table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
     kept = tuple(call for call in calls if not names.intersection((call.op, call.target)))
     return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
+
+
+def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -> Rows:
+    """Return a row for each call of an op, by "op", or of a module, by "call", of an analysis of flops.
+
+    `depth` is how many calls around a module's are listed at most, any number if None; by op it is ignored.
+    """
+    ask = getattr(analysis, "op_calls" if by == "op" else "module_calls", None)
+    if ask is None:
+        raise ValueError(f"by={by!r}, {VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
+    if by == "op":
+        return list_op_rows(ask())
+    return list_module_rows([call for call in ask() if depth is None or call.depth <= depth])
 
 
 def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:

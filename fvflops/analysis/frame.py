@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fvflops import __version__
+from fvflops.analysis.calls import VIEWS, list_call_rows
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis
-from fvflops.analysis.text import summarise_all
+from fvflops.analysis.text import summarise_all, tell_about
 from fvflops.reports.rows import Cell, Rows, list_rows
 from fvflops.trace import Summary
 
@@ -24,7 +27,7 @@ def make_columns(analysis: ModelAnalysis, *, by: str = "module", depth: int | No
     >>> make_columns(FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)), by="operator")
     {'operator': ['linear'], 'flops': [24], 'activations': [6]}
     """
-    return _turn(list_rows(_summarise(analysis), by=by, depth=depth, report="to_dict()"))
+    return _turn(_list(analysis, by, depth, "to_dict()")[0])
 
 
 def make_frame(analysis: ModelAnalysis, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
@@ -33,10 +36,24 @@ def make_frame(analysis: ModelAnalysis, *, by: str = "module", depth: int | None
     Where pandas is not installed it raises ImportError, before the model is run.
     """
     pandas = _import_pandas()
-    summary = _summarise(analysis)
-    frame: Any = pandas.DataFrame(_turn(list_rows(summary, by=by, depth=depth, report="to_pandas()")))
-    frame.attrs.update(summary.about)
+    rows, about = _list(analysis, by, depth, "to_pandas()")
+    # pandas would make floats of a column in which a number is not known.
+    columns = {heading: pandas.Series(cells, dtype=_choose_dtype(cells)) for heading, cells in _turn(rows).items()}
+    frame: Any = pandas.DataFrame(columns)
+    frame.attrs.update(about)
     return frame
+
+
+def _choose_dtype(cells: list[Cell]) -> str | None:
+    return "object" if None in cells else None
+
+
+def _list(analysis: ModelAnalysis, by: str, depth: int | None, report: str) -> tuple[Rows, Mapping[str, str]]:
+    if by in VIEWS:
+        rows = list_call_rows(analysis, by, depth)
+        return rows, {"fvflops": __version__, **tell_about(analysis)}
+    summary = _summarise(analysis)
+    return list_rows(summary, by=by, depth=depth, report=report), summary.about
 
 
 def _turn(listed: Rows) -> dict[str, list[Cell]]:

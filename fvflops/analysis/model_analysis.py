@@ -301,13 +301,15 @@ class ModelAnalysis:
                 file.write(page)
         return page
 
-    def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool]]:
+    def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
         """Return heading → the cells of its column, the rows and their order those of the CSV report.
 
         The columns by module: module ("" is the model), class, parameters, what this analysis counts, the activations
         beside flops, each phase where more than a forward pass was recorded, and whether the module was called. `by` is
-        "module", "operator" or "both"; another view raises ValueError. `depth` is how many modules below the root are
-        listed, all if None. Numbers are exact, and names as they are.
+        "module", "operator" or "both", or of flops "op" for a row for each op call and "call" for one for each call of
+        a module, in the order of the run, with tensors, bytes and what not; another view raises ValueError. `depth` is
+        how many modules below the root are listed, all if None. Numbers are exact, None if not known, and names as
+        they are.
 
         >>> import torch
         >>> from fvflops import FlopCountAnalysis

@@ -16,8 +16,11 @@ from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.metrics import Pricer, TablePricer
+from fvflops.metrics.calls import list_module_calls, list_op_calls
+from fvflops.reports import module_calls as module_calls_report
 from fvflops.reports import op_calls as op_calls_report
-from fvflops.trace.calls import OpCall
+from fvflops.trace.calls import ModuleCall, OpCall
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -74,7 +77,7 @@ class FlopCountAnalysis(_TableAnalysis):
         `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
         ValueError naming the nearest, a phase that was not run TraceError.
         """
-        return sift_calls(self.trace(), self._pricer(), phase, ignore, self._table)[0]
+        return sift_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
     def op_table(
         self,
@@ -89,9 +92,31 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
-        calls, ignored = sift_calls(self.trace(), self._pricer(), phase, ignore, self._table)
+        calls, ignored = sift_calls(self._list_op_calls(), phase, ignore, self._table)
         table = "" if self._table is None else self._table.name
         return op_calls_report.render(calls, sort=sort, top=top, ignored=ignored, table=table)
+
+    def module_calls(self) -> tuple[ModuleCall, ...]:
+        """Return the calls of modules in the order of the run, each with its tensors and all that ran in it.
+
+        A run of which no order was kept raises TraceError.
+
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+        >>> for call in FlopCountAnalysis(model, torch.ones(4, 3)).module_calls():
+        ...     print(call.number, call.module, call.class_name, *call.outputs, call.flops)
+        0  Sequential float32[4, 2] 24
+        1 0 Linear float32[4, 2] 24
+        2 1 ReLU float32[4, 2] 0
+        """
+        return list_module_calls(self.trace(), self._pricer(), self._activations_pricer())
+
+    def module_call_table(self, *, depth: int | None = None) -> str:
+        """Return the calls of modules as text, a line each: shapes, parameters, FLOPs, activations and bytes.
+
+        `depth` is how many calls around one there are at most, any number if None.
+        """
+        return module_calls_report.render(self.module_calls(), depth=depth)
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
         """Write the run to a file that other programs draw: a timeline or a flame graph.
@@ -111,6 +136,12 @@ class FlopCountAnalysis(_TableAnalysis):
         """
         chosen = prepare_export(path, format, weight)
         write_export(self.trace(), self._pricer(), path, chosen, weight)
+
+    def _list_op_calls(self) -> tuple[OpCall, ...]:
+        return list_op_calls(self.trace(), self._pricer(), self._activations_pricer())
+
+    def _activations_pricer(self) -> Pricer | None:
+        return None if self._table is None else TablePricer(self._table, "activations")
 
 
 class ActivationCountAnalysis(_TableAnalysis):

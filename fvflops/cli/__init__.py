@@ -124,7 +124,12 @@ def _add_run_arguments(parser: argparse.ArgumentParser, *, built_on: str) -> Non
 
 def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
-    parser.add_argument("--by", choices=("module", "operator", "both"), default="module", help="default: module")
+    parser.add_argument(
+        "--by",
+        choices=("module", "operator", "both", "op", "call"),
+        default="module",
+        help="a line for each module (default), each operator, both, each op call, or each call of a module",
+    )
     parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
     parser.add_argument(
         "--format",
@@ -133,6 +138,8 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         help="table, tree, json, csv, markdown, paper, latex, html, svg or png",
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
+    files = parser.add_argument_group("files beside the report, of counted work")
+    _add_export_arguments(files, weights="flops (default), macs, bytes, memory")
 
 
 def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -261,13 +268,15 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead")
     files = parser.add_argument_group("files beside the report")
+    _add_export_arguments(files, weights="time (default), flops, macs, bytes, memory")
+    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
+
+
+def _add_export_arguments(files: argparse._ArgumentGroup, *, weights: str) -> None:
     files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
-    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
-    files.add_argument(
-        "--weight", metavar="W", help="what widths stand for: time (default), flops, macs, bytes, memory"
-    )
+    files.add_argument("--weight", metavar="W", help=f"what widths stand for: {weights}")
 
 
 def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,16 +9,22 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
-from fvflops import paths
-from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops import __version__, paths
+from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, calls, summarise
 from fvflops.analysis.breakdown import break_down
+from fvflops.analysis.text import tell_about
 from fvflops.capture.model import describe_inputs
+from fvflops.cli.exports import check_exports
 from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import load_table
 from fvflops.reports import PAGES, PICTURES, REPORTS, ledger, picture
+from fvflops.reports.call_rows import write_json
+from fvflops.reports.csv import write_rows
 from fvflops.trace import Status
 
 T = TypeVar("T")
+# Those that a list of calls has.
+_CALL_FORMATS = ("table", "csv", "json")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
+    if arguments.by in calls.VIEWS and arguments.format not in _CALL_FORMATS:
+        raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
+    if arguments.weight == "time":
+        raise ValueError("--weight time: nothing is timed here; fvflops profile runs the model under the clock")
+    files = check_exports(arguments, (arguments.output,))
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
@@ -42,8 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     run_on(subject, flops.trace)
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
-        listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common())
+        listed = ", ".join(f"{op} ×{times}" for op, times in unknown.most_common())
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
+    for path, format in files.items():
+        flops.export(path, format=format, weight=arguments.weight)
+    if arguments.by in calls.VIEWS:
+        write(_render_calls(flops, arguments), arguments.output)
+        return 0
     if arguments.format in PAGES:
         write("".join(PAGES[arguments.format](break_down(flops))), arguments.output)
         return 0
@@ -59,6 +75,16 @@ def run(arguments: argparse.Namespace) -> int:
         text = f"{text}\n\n{ledger.render(summary)}"
     write(text, arguments.output)
     return 0
+
+
+def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> str:
+    if arguments.format == "table":
+        text = flops.op_table() if arguments.by == "op" else flops.module_call_table(depth=arguments.depth)
+        return f"{text}\n\n{ledger.render(summarise(flops))}"
+    rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
+    if arguments.format == "csv":
+        return write_rows(rows)
+    return write_json(rows, {"fvflops": __version__, **tell_about(flops)})
 
 
 def check_format(name: str) -> None:

@@ -13,11 +13,11 @@ import torch
 
 from fvflops import paths
 from fvflops.analysis import schedule
-from fvflops.analysis.exporting import prepare_export
 from fvflops.analysis.model_profile import read_profile
 from fvflops.analysis.profile import ProfileAnalysis
 from fvflops.analysis.schedules import Schedule
 from fvflops.cli.count import run_on, write
+from fvflops.cli.exports import check_exports
 from fvflops.cli.models import Subject, load_model
 from fvflops.cli.ops import schemas_of
 from fvflops.cli.progress import Progress
@@ -29,8 +29,6 @@ from fvflops.reports import op_calls as op_calls_report
 from fvflops.reports import profile as deepspeed_report
 from fvflops.trace import PHASES
 
-# Option → the format of its file.
-_FILES = {"trace": "chrome-trace", "speedscope": "speedscope", "flamegraph": "flame-graph"}
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
@@ -115,20 +113,12 @@ def _check(arguments: argparse.Namespace) -> Wanted:
 
 
 def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
-    files: dict[str, str] = {}
-    for option in (*_FILES, "html"):
-        path = getattr(arguments, option)
-        if path is None:
-            continue
-        if path in files or path == arguments.output:
-            raise ValueError(f"--{option} {path}: another file of this run has that path")
-        if option == "html":
-            paths.check_writable(path)
-            files[path] = option
-        else:
-            files[path] = prepare_export(path, _FILES[option], arguments.weight)
-    if arguments.weight is not None and set(files.values()) <= {"html"}:
-        raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")
+    files = check_exports(arguments, (arguments.output, arguments.html))
+    if arguments.html is not None:
+        if arguments.html == arguments.output:
+            raise ValueError(f"--html {arguments.html}: another file of this run has that path")
+        paths.check_writable(arguments.html)
+        files[arguments.html] = "html"
     if arguments.output is not None:
         paths.check_writable(arguments.output)
     return files

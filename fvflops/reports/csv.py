@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from fvflops.reports.names import neutralise_formula
-from fvflops.reports.rows import Cell, list_rows
+from fvflops.reports.rows import Cell, Rows, list_rows
 from fvflops.trace import Summary
 
 
@@ -19,20 +19,25 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     is how many modules below the root are listed, all if None; by operator it is ignored. Lines end with "\\n". A name
     that a spreadsheet would take for a formula has an apostrophe in front. An unknown view raises ValueError.
     """
-    headings, rows = list_rows(summary, by=by, depth=depth, report="the CSV report")
-    return _write([headings, *rows])
+    return write_rows(list_rows(summary, by=by, depth=depth, report="the CSV report"))
 
 
-def _write(rows: Iterable[Sequence[Cell]]) -> str:
+def write_rows(rows: Rows) -> str:
+    """Return rows below their headings as CSV text, written as `render` does; what is not known is an empty cell.
+
+    >>> write_rows(Rows(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]]))
+    'op,flops\\naten::mm,24\\nmylib::scan,\\n'
+    """
     lines: list[str] = []
     # Before Python 3.13 a lone "\r" in a cell is quoted only if the line ends with one, so lines are cut afterwards.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
-    for row in rows:
+    lists: list[Sequence[Cell]] = [rows.headings, *rows.rows]
+    for row in lists:
         writer.writerow(_say(cell) for cell in row)
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
-def _say(cell: Cell) -> str | int:
+def _say(cell: Cell) -> str | int | None:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     # A NUL cannot stand in CSV: before Python 3.11 neither the writer nor the reader takes one.

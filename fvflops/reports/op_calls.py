@@ -69,7 +69,7 @@ def _cells(call: OpCall, phases: bool, timed: bool, memory: bool) -> list[str]:
         names.show(call.module) or "model",
     ]
     cells += [call.phase] * phases
-    cells += [_shapes(call), _flops(call)]
+    cells += [write_shapes(call.inputs, call.outputs), _flops(call)]
     cells += [_time(call.duration_ns)] * timed
     if memory:
         cells += [*map(_bytes, (call.memory_before, call.memory_after)), _signed(call.memory_delta)]
@@ -84,8 +84,13 @@ def _add_up(calls: Sequence[OpCall], phases: bool, timed: bool, memory: bool) ->
     return cells + ["", "", _signed(sum(call.memory_delta or 0 for call in calls))] * memory
 
 
-def _shapes(call: OpCall) -> str:
-    return f"{_list(call.inputs)} → {_list(call.outputs)}"
+def write_shapes(inputs: Sequence[str], outputs: Sequence[str]) -> str:
+    """Return the shapes of what goes in and of what comes out of a call, the first three of each.
+
+    >>> write_shapes(("float32[2, 3]", "float32[3]"), ())
+    '[2,3] [3] → ()'
+    """
+    return f"{_list(inputs)} → {_list(outputs)}"
 
 
 def _list(tensors: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The rows: what the CSV report and a data frame list of a summary, a heading for each column."""
+"""The rows: what a CSV report and a data frame list, a heading for each column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fvflops.reports.statistics import (
 )
 from fvflops.trace import Summary
 
-Cell = str | int | bool
+# None is a number that is not known.
+Cell = str | int | bool | None
 
 
 class Rows(NamedTuple):
