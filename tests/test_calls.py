@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import subprocess
+from itertools import pairwise
+from shutil import which
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli import main
+from fvflops.reports.names import show
 from fvflops.zoo import build
 
 
@@ -185,3 +190,57 @@ def test_a_mistake_is_told_before_the_model_is_built(capsys, options, message):
     assert main(["count", "no.such.module:build", *options]) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+# ---- the graph
+
+
+def read_graph(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return node → label, and the edges by the labels' first lines."""
+    labels = dict(re.findall(r'^ *(n\d+) \[label="((?:\\.|[^"\\])*)"', text, re.MULTILINE))
+    names = {node: label.split("\\n")[0] for node, label in labels.items()}
+    return labels, [(names[a], names[b]) for a, b in re.findall(r"^  (n\d+) -> (n\d+) ", text, re.MULTILINE)]
+
+
+def test_the_graph_has_a_node_for_each_call_and_an_edge_for_each_tensor():
+    labels, edges = read_graph(analyse(table="exact").to_dot())
+    assert edges == [("fc", "act"), ("act", "fc"), ("fc", "add")]
+    assert [*labels.values()] == [
+        "fc\\nLinear\\n[2,8]\\n272 FLOPs, 47.2%",
+        "act\\nReLU\\n[2,8]\\n16 FLOPs, 2.8%",
+        "fc\\nLinear\\n[2,8]\\n272 FLOPs, 47.2%",
+        "add\\n[2,8]\\n16 FLOPs, 2.8%",
+    ]
+
+
+def test_the_graph_ends_at_the_depth(capsys):
+    assert main(["count", "zoo:resnet50", "--format", "dot", "--depth", "1"]) == 0
+    text = capsys.readouterr().out
+    names = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc"]
+    assert read_graph(text)[1] == list(pairwise(names))
+    assert "subgraph" not in text
+    deep = FlopCountAnalysis(build("resnet50").eval(), torch.ones(1, 3, 224, 224)).to_dot()
+    residual = [edge for edge in read_graph(deep)[1] if edge[1] == "add"]
+    assert len(residual) == 2 * 16 and ("layer1.0.downsample.1", "add") in residual
+
+
+def test_the_graph_says_what_is_unknown_and_left_out():
+    flops = analyse(nn.Sequential(Unknown(), nn.Tanh())).unsupported_ops_warnings(False)
+    assert [label.split("\\n")[-1] for label in read_graph(flops.to_dot())[0].values()] == [
+        "UNKNOWN: fvflops_calls::scan",
+        "omitted by the table",
+    ]
+
+
+@pytest.mark.parametrize("name", ['a"b', "c\\", "\\N\n\x1b[31m&lt;", "</script>" + "x" * 10_000])
+def test_the_graph_shows_any_name_as_text(name, tmp_path):
+    model = nn.Sequential()
+    model.add_module(name, nn.Sequential(nn.Linear(8, 8)))
+    text = analyse(model).to_dot()
+    [label] = read_graph(text)[0].values()
+    shown = label.split("\\n[2,8]")[0].replace("\\\\", "\\").replace('\\"', '"').replace("&amp;", "&")
+    assert shown.split("…")[0].removesuffix("\\nLinear").startswith(show(name)[:50])
+    assert text.replace("\n", "").isprintable()
+    if which("dot") is not None:
+        drawn = subprocess.run(["dot", "-Tplain"], input=text, capture_output=True, text=True, check=True)
+        assert not drawn.stderr

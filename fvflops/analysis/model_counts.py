@@ -18,6 +18,7 @@ from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import Pricer, TablePricer
 from fvflops.metrics.calls import list_module_calls, list_op_calls
+from fvflops.reports import dot
 from fvflops.reports import module_calls as module_calls_report
 from fvflops.reports import op_calls as op_calls_report
 from fvflops.trace.calls import ModuleCall, OpCall
@@ -117,6 +118,19 @@ class FlopCountAnalysis(_TableAnalysis):
         `depth` is how many calls around one there are at most, any number if None.
         """
         return module_calls_report.render(self.module_calls(), depth=depth)
+
+    def to_dot(self, *, depth: int | None = None) -> str:
+        """Return the forward pass as a graph in DOT, for Graphviz: modules with their FLOPs, and tensors between them.
+
+        A module is a node where it has no submodules, or stands `depth` levels below the root. A run of which no order
+        was kept raises TraceError.
+
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+        >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_dot().splitlines()[-2])
+          n0 -> n1 [label="[4,2]"]
+        """
+        return dot.render(self._list_op_calls(), self.trace().modules, depth=depth)
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
         """Write the run to a file that other programs draw: a timeline or a flame graph.

@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
+    if arguments.format == "dot" and arguments.by != "module":
+        raise ValueError(f"--by {arguments.by}: a graph is drawn by module")
     if arguments.by in calls.VIEWS and arguments.format not in _CALL_FORMATS:
         raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
     if arguments.weight == "time":
@@ -57,6 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
+    if arguments.format == "dot":
+        write(flops.to_dot(depth=arguments.depth), arguments.output)
+        return 0
     if arguments.by in calls.VIEWS:
         write(_render_calls(flops, arguments), arguments.output)
         return 0
@@ -92,10 +97,10 @@ def check_format(name: str) -> None:
 
     >>> check_format("htlm")
     Traceback (most recent call last):
-    ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, latex, markdown, \
+    ValueError: no format is called 'htlm': take 'html', or another of csv, dot, html, json, latex, markdown, \
 paper, png, svg, table, tree
     """
-    known = sorted((*REPORTS, *PAGES, *PICTURES))
+    known = sorted((*REPORTS, *PAGES, *PICTURES, "dot"))
     if name not in known:
         near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")
