@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis
+from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
 from fvflops.cli import main
 from fvflops.reports.names import show
+from fvflops.trace import TraceError
 from fvflops.zoo import build
 
 
@@ -244,3 +245,37 @@ def test_the_graph_shows_any_name_as_text(name, tmp_path):
     if which("dot") is not None:
         drawn = subprocess.run(["dot", "-Tplain"], input=text, capture_output=True, text=True, check=True)
         assert not drawn.stderr
+
+
+# ---- lines of source
+
+
+def test_each_op_has_the_line_of_the_model_that_called_it():
+    flops = analyse(table="exact", lines=True)
+    first = Net.forward.__code__.co_firstlineno + 1
+    lines = [f"tests/test_calls.py:{first}"] * 3 + [f"tests/test_calls.py:{first + 1}"] * 2
+    assert [call.line.rpartition("test_calls")[2] for call in flops.op_calls()] == [
+        line.rpartition("test_calls")[2] for line in lines
+    ]
+    assert [(line.calls, line.flops, line.macs) for line in flops.line_counts()] == [(3, 560, 256), (2, 16, 0)]
+    assert Trace.from_json(flops.trace().to_json()) == flops.trace()
+    real = analyse(table="exact", lines=True, execution="real")
+    assert [call.line for call in real.op_calls()] == [call.line for call in flops.op_calls()]
+
+
+def test_recording_lines_changes_no_count():
+    plain, located = analyse(), analyse(lines=True)
+    assert plain.op_calls() == tuple(call._replace(line="") for call in located.op_calls())
+    assert plain.trace().calls == located.trace().calls
+    with pytest.raises(TraceError, match="no lines of source were recorded: make the analysis with lines=True"):
+        plain.line_counts()
+
+
+def test_what_no_line_of_the_model_calls_has_none(capsys, tmp_path):
+    (tmp_path / "net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(8, 4), torch.ones(2, 8)\n")
+    assert main(["count", f"{tmp_path}/net.py:build", "--by", "line"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("(no line of the model's)         1     64")
+    assert main(["count", "zoo:lenet5", "--by", "line", "--format", "csv"]) == 0
+    assert re.match(
+        r"fvflops/zoo/lenet5.py:\d+,12,416520,416520,6518,366736,0$", capsys.readouterr().out.splitlines()[1]
+    )

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.formulas import FormulaTable
-from fvflops.reports.call_rows import list_module_rows, list_op_rows
+from fvflops.reports.call_rows import list_line_rows, list_module_rows, list_op_rows
 from fvflops.reports.rows import Rows
 from fvflops.trace import PHASES
 from fvflops.trace.calls import OpCall
@@ -16,7 +16,9 @@ from fvflops.trace.measured import check_phase
 from fvflops.trace.signature import packet_of
 
 # View → what a row is.
-VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module"}
+VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
+# View → the method of an analysis of flops that lists it.
+_METHODS: Mapping[str, str] = {"op": "op_calls", "call": "module_calls", "line": "line_counts"}
 
 
 def sift_calls(
@@ -36,15 +38,18 @@ def sift_calls(
 
 
 def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -> Rows:
-    """Return a row for each call of an op, by "op", or of a module, by "call", of an analysis of flops.
+    """Return a row for each call of an op, by "op", of a module, by "call", or each line of source, by "line".
 
-    `depth` is how many calls around a module's are listed at most, any number if None; by op it is ignored.
+    The analysis is one of flops. `depth` is how many calls around a module's are listed at most, any number if None; by
+    op and by line it is ignored.
     """
-    ask = getattr(analysis, "op_calls" if by == "op" else "module_calls", None)
+    ask = getattr(analysis, _METHODS[by], None)
     if ask is None:
         raise ValueError(f"by={by!r}, {VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
     if by == "op":
         return list_op_rows(ask())
+    if by == "line":
+        return list_line_rows(ask())
     return list_module_rows([call for call in ask() if depth is None or call.depth <= depth])
 
 

@@ -39,8 +39,9 @@ class ModelAnalysis:
     """A statistic of a model, by operator, by module and by both; without handles it counts nothing.
 
     `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
-    of keyword arguments; `kwargs` adds keyword arguments. The model runs once, when a result is first asked for, and is
-    left as it was. An op belongs to the module that was called last when it ran, and to that module's parents.
+    of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the line of source that it
+    comes from. The model runs once, when a result is first asked for, and is left as it was. An op belongs to the
+    module that was called last when it ran, and to that module's parents.
 
     >>> import torch
     >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
@@ -59,12 +60,14 @@ class ModelAnalysis:
         execution: str = "auto",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        lines: bool = False,
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         self._execution = execution
         self._device = device
         self._assume = assume
+        self._lines = lines
         self._model = unwrap_compiled(model) if isinstance(model, nn.Module) else model
         self._inputs = inputs
         self._kwargs = kwargs
@@ -306,10 +309,10 @@ class ModelAnalysis:
 
         The columns by module: module ("" is the model), class, parameters, what this analysis counts, the activations
         beside flops, each phase where more than a forward pass was recorded, and whether the module was called. `by` is
-        "module", "operator" or "both", or of flops "op" for a row for each op call and "call" for one for each call of
-        a module, in the order of the run, with tensors, bytes and what not; another view raises ValueError. `depth` is
-        how many modules below the root are listed, all if None. Numbers are exact, None if not known, and names as
-        they are.
+        "module", "operator" or "both", or of flops "op" for a row for each op call, "call" for one for each call of a
+        module, both in the order of the run and with tensors and bytes, and "line" for one for each line of source;
+        another view raises ValueError. `depth` is how many modules below the root are listed, all if None. Numbers are
+        exact, None if not known, and names as they are.
 
         >>> import torch
         >>> from fvflops import FlopCountAnalysis
@@ -365,6 +368,7 @@ class ModelAnalysis:
             assume=self._assume,
             weigh=self._weigh,
             quiet=self._tracer_warnings == "none",
+            lines=self._lines,
         )
 
     def _weigh(self, signature: Signature) -> int:

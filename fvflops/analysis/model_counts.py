@@ -17,11 +17,13 @@ from fvflops.capture.reading import read_modules
 from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import Pricer, TablePricer
-from fvflops.metrics.calls import list_module_calls, list_op_calls
+from fvflops.metrics.calls import add_up_lines, list_module_calls, list_op_calls
 from fvflops.reports import dot
+from fvflops.reports import lines as lines_report
 from fvflops.reports import module_calls as module_calls_report
 from fvflops.reports import op_calls as op_calls_report
-from fvflops.trace.calls import ModuleCall, OpCall
+from fvflops.trace import TraceError
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -35,8 +37,9 @@ class _TableAnalysis(ModelAnalysis):
         execution: str = "auto",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        lines: bool = False,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume)
+        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, lines=lines)
         self._table = table if isinstance(table, FormulaTable) else load_table(table)
 
 
@@ -118,6 +121,21 @@ class FlopCountAnalysis(_TableAnalysis):
         `depth` is how many calls around one there are at most, any number if None.
         """
         return module_calls_report.render(self.module_calls(), depth=depth)
+
+    def line_counts(self) -> tuple[LineCount, ...]:
+        """Return what the op calls come to that each line of the model's source makes, most FLOPs first.
+
+        The line is the innermost that is neither torch's nor Python's own. What autograd and optimizers run has none.
+        An analysis that was not made with `lines=True` raises TraceError.
+        """
+        calls = self._list_op_calls()
+        if not (self._lines or self.trace().lines):
+            raise TraceError("no lines of source were recorded: make the analysis with lines=True")
+        return add_up_lines(calls)
+
+    def line_table(self) -> str:
+        """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
+        return lines_report.render(self.line_counts())
 
     def to_dot(self, *, depth: int | None = None) -> str:
         """Return the forward pass as a graph in DOT, for Graphviz: modules with their FLOPs, and tensors between them.

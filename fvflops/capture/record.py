@@ -66,6 +66,7 @@ def record_call(
     weigh: Weigh | None = None,
     quiet: bool = False,
     measure: Collection[str] = (),
+    lines: bool = False,
 ) -> Trace:
     """Run a model once and return the Trace of what it did.
 
@@ -81,9 +82,10 @@ def record_call(
     whose forward made them; what activation checkpointing runs again is the phase "recompute". Of `torch.cond` the
     branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
     call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
-    silences Python's warnings. `measure` is that of `fvflops.record`, for execution="real". Whatever
-    the model raises is raised, and the model, its buffers, its modules' attributes, the inputs and the random
-    generators are as before. Recordings in several threads take turns.
+    silences Python's warnings. `measure` is that of `fvflops.record`, for execution="real". With `lines` the Trace has
+    the line of source that called each op, the innermost that is neither torch's nor Python's own. Whatever the model
+    raises is raised, and the model, its buffers, its modules' attributes, the inputs and the random generators are as
+    before. Recordings in several threads take turns.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
@@ -105,13 +107,13 @@ def record_call(
         failure = ""
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected():
-                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh)
+                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
             if isinstance(outcome, Trace):
                 if "supposed" in outcome.about:
                     _LOGGER.warning("supposed, for want of a number: %s", outcome.about["supposed"])
                 return outcome
             failure = outcome
-        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure)
+        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
         if failure:
             _LOGGER.warning("%s; the model was run for real", failure)
         return trace
@@ -159,6 +161,7 @@ def _by_shapes(
     assume: Mapping[str, Any] | None,
     loss: Loss | None,
     weigh: Weigh | None,
+    lines: bool,
 ) -> Trace | str:
     """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
     reading = Reading(model)
@@ -170,7 +173,7 @@ def _by_shapes(
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
     vocabulary = "composite" if loss is None else "core"
     while True:
-        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh)
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
         try:
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
@@ -204,13 +207,14 @@ def _for_real(
     stack: ExitStack,
     once: bool,
     measure: Collection[str],
+    lines: bool,
 ) -> Trace:
     reading = Reading(model)
     if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     first = "composite" if loss is None else "core"
     try:
-        return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure).for_real()
+        return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure, lines=lines).for_real()
     except Exception as error:
         vocabulary, uncompiled = _another_way(error)
         if once or (vocabulary == first and not uncompiled):
@@ -218,7 +222,7 @@ def _for_real(
             raise
     if uncompiled:
         stack.enter_context(eager())
-    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure).for_real()
+    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines).for_real()
 
 
 def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -245,6 +249,7 @@ class _Run:
         loss: Loss | None,
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
+        lines: bool = False,
     ) -> None:
         self._model = model
         self._args = args
@@ -252,7 +257,7 @@ class _Run:
         self._vocabulary = vocabulary
         self._loss = loss
         meter = Meter(measure, next(iter(reading.devices), None)) if measure else None
-        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter)
+        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter, lines=lines)
         self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
+from fvflops.capture.lines import LocatedEvents
 from fvflops.capture.meter import Meter
 from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
@@ -59,7 +60,7 @@ class Recorder(Strand):
     `describe` makes the spec of a tensor. `failure` is the first thing that the run could not do: the op's name, the
     module's, and the error. `weigh` says what a call counts for where two things that might be done are compared.
     `homes` gives the modules of the model's parameters and buffers, by the tensors' ids. With a `limit`, of more events
-    than that only their numbers are kept, not their order.
+    than that only their numbers are kept, not their order. With `lines` each op has the line of source that called it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Recorder(Strand):
         weigh: Callable[[Signature], int] | None = None,
         limit: int | None = None,
         meter: Meter | None = None,
+        lines: bool = False,
     ) -> None:
         super().__init__(0)
         self.stops_at = stops_at
@@ -103,7 +105,8 @@ class Recorder(Strand):
         self._strands: dict[int, Strand] = {}
         self._pauses = 0
         self._kept: list[tuple[Any, ...]] | None = None  # what was taken down, while nothing more is
-        self.events: list[tuple[Any, ...]] = []
+        self._located = LocatedEvents() if lines else None
+        self.events: list[tuple[Any, ...]] = [] if self._located is None else self._located
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         # An error holds the frames that it went through, with their tensors: that of a checkpoint, which ends a rerun
@@ -452,6 +455,7 @@ class Recorder(Strand):
             active=frozenset(self._active),
             about=dict(about),
             complete=complete,
+            lines=() if self._located is None else tuple(self._located.lines),
         )
 
     def _outsiders(self, stacks: Collection[int]) -> list[str]:

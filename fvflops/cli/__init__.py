@@ -126,9 +126,10 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
     parser.add_argument(
         "--by",
-        choices=("module", "operator", "both", "op", "call"),
+        choices=("module", "operator", "both", "op", "call", "line"),
         default="module",
-        help="a line for each module (default), each operator, both, each op call, or each call of a module",
+        help="a line for each module (default), each operator, both, each op call, each call of a module, "
+        "or each line of source",
     )
     parser.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown")
     parser.add_argument(

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         table=table,
         execution=arguments.execution,
         assume=parse_assumptions(arguments.assume),
+        lines=arguments.by in ("op", "line"),
     )
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     run_on(subject, flops.trace)
@@ -84,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> str:
     if arguments.format == "table":
-        text = flops.op_table() if arguments.by == "op" else flops.module_call_table(depth=arguments.depth)
+        if arguments.by == "call":
+            text = flops.module_call_table(depth=arguments.depth)
+        else:
+            text = flops.op_table() if arguments.by == "op" else flops.line_table()
         return f"{text}\n\n{ledger.render(summarise(flops))}"
     rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
     if arguments.format == "csv":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fvflops.metrics.byte_pricing import sort_by_storages
 from fvflops.metrics.counting import Pricer
 from fvflops.metrics.timeline import build_timeline
 from fvflops.trace import Event, Trace
-from fvflops.trace.calls import ModuleCall, OpCall
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Item, Span
 
@@ -49,6 +49,8 @@ def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = Non
         if event is not None:  # what a region took is that of the ops in it, which have lines of their own
             reads, made = flow.follow(event, len(calls))
             columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": made}
+            if event.line is not None:
+                columns["line"] = trace.lines[event.line]
             if memory_is_measured:
                 names = ("memory_before", "memory_after", "memory_peak")
                 columns |= {name: getattr(span, name) for name in names}
@@ -113,6 +115,31 @@ def list_module_calls(trace: Trace, pricer: Pricer, activations: Pricer | None =
         elif told.event is not None:
             ops.update([number for number, _ in around])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
+
+
+def add_up_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
+    """Return what op calls come to by the line of source that makes them, most FLOPs first.
+
+    >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
+    >>> [(line.line, line.calls, line.flops) for line in add_up_lines([call._replace(line="net.py:7"), call])]
+    [('net.py:7', 1, 24), ('', 1, 24)]
+    """
+    by_line: dict[str, list[OpCall]] = {}
+    for call in calls:
+        by_line.setdefault(call.line, []).append(call)
+    lines = [
+        LineCount(
+            line,
+            len(made),
+            sum(call.flops or 0 for call in made),
+            sum(call.macs or 0 for call in made),
+            None if made[0].activations is None else sum(call.activations or 0 for call in made),
+            sum(call.nbytes or 0 for call in made),
+            sum(call.flops is None for call in made),
+        )
+        for line, made in by_line.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.flops))
 
 
 class _Told(NamedTuple):

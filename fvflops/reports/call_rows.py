@@ -1,4 +1,4 @@
-"""The call rows: calls of ops or of modules as rows of exact numbers, for CSV, JSON and data frames."""
+"""The call rows: calls of ops or of modules, or their sums by line of source, for CSV, JSON and data frames."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from fvflops.reports.rows import Cell, Rows
-from fvflops.trace.calls import ModuleCall, OpCall
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 
 SCHEMA = 1
 _FORMAT = "fvflops.calls"
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
+_LINE = "line calls flops macs activations bytes unknown"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
 
 
@@ -26,6 +27,7 @@ def list_op_rows(calls: Sequence[OpCall]) -> Rows:
     ['float32[8]', 'float32[8]', 'float32', 'counted', 8, None, None, None, '', '0']
     """
     measured = [name for name in _MEASURED if any(getattr(call, name) is not None for call in calls)]
+    measured += ["line"] * any(call.line for call in calls)
     return Rows(
         [*_OP.split(), *measured], [[*_list_op(call), *(getattr(call, name) for name in measured)] for call in calls]
     )
@@ -37,6 +39,11 @@ def list_module_rows(calls: Sequence[ModuleCall]) -> Rows:
         _MODULE.split(),
         [[*call[:5], _join(call.inputs), _join(call.outputs), *call[7:]] for call in calls],
     )
+
+
+def list_line_rows(lines: Sequence[LineCount]) -> Rows:
+    """Return a row for each line of source."""
+    return Rows(_LINE.split(), [list(line) for line in lines])
 
 
 def write_json(rows: Rows, about: Mapping[str, str]) -> str:

@@ -15,7 +15,8 @@ class OpCall(NamedTuple):
     own before, whose `op` is its class, without time and memory. Times are in ns, memory in bytes, both None where not
     measured. `macs` are multiply-adds, `activations` output elements that the table counts, `nbytes` bytes read and
     written; None where not known. `parameters` are the names of the parameters and buffers that it reads, and `after`
-    the numbers of the calls that computed the rest of what it reads; a view computes nothing.
+    the numbers of the calls that computed the rest of what it reads; a view computes nothing. `line` is the line of
+    source that called it, "" where none was recorded.
     """
 
     number: int
@@ -38,6 +39,7 @@ class OpCall(NamedTuple):
     nbytes: int | None = None
     parameters: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
+    line: str = ""
 
     @property
     def memory_delta(self) -> int | None:
@@ -45,6 +47,21 @@ class OpCall(NamedTuple):
         if self.memory_before is None or self.memory_after is None:
             return None
         return self.memory_after - self.memory_before
+
+
+class LineCount(NamedTuple):
+    """What the op calls come to that one line of source makes, "" for those that none of the model's makes.
+
+    The FLOPs of `unknown` calls are not known. `nbytes` are bytes read and written.
+    """
+
+    line: str
+    calls: int
+    flops: int
+    macs: int
+    activations: int | None
+    nbytes: int
+    unknown: int
 
 
 class ModuleCall(NamedTuple):

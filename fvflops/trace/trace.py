@@ -30,7 +30,8 @@ class Event(NamedTuple):
     `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
     signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
     the index of the stack it ran under, `thread` is 0 for the thread that started the recording, `reads` and `writes`
-    are indexes of storages. Times are in nanoseconds, memory in bytes.
+    are indexes of storages. Times are in nanoseconds, memory in bytes. `line` is the index of the line of source that
+    called an op, where lines were recorded.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Event(NamedTuple):
     memory_before: int | None = None
     memory_after: int | None = None
     memory_peak: int | None = None
+    line: int | None = None
 
 
 class Region(NamedTuple):
@@ -107,7 +109,8 @@ class Trace:
     (signature, stack, phase) → number of calls, and `region_calls` the same for regions that returned; `events` is the
     ordered form, or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked
     into and `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete`
-    is False where the run raised. Merged traces share one module tree.
+    is False where the run raised. `lines` are lines of source, such as "net.py:12", where they were recorded. Merged
+    traces share one module tree.
 
     >>> from fvflops import record_call
     >>> import torch
@@ -132,6 +135,7 @@ class Trace:
     active: frozenset[int] = frozenset()
     about: Mapping[str, str] = field(default_factory=dict)
     complete: bool = True
+    lines: tuple[str, ...] = ()
     _scopes: list[tuple[str, ...]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def scope_of(self, stack: int) -> tuple[str, ...]:
@@ -159,7 +163,7 @@ class Trace:
 
     def aggregate(self) -> Trace:
         """Return the same trace without its ordered events and storages."""
-        return replace(self, events=None, storages=())
+        return replace(self, events=None, storages=(), lines=())
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the trace: how often each op ran in each phase, those that ran most."""
@@ -202,6 +206,7 @@ class Trace:
                 "region_calls": [[*key, count] for key, count in self.region_calls.items()],
                 "events": None if self.events is None else _columns(self.events),
                 "storages": [list(storage) for storage in self.storages],
+                **({"lines": list(self.lines)} if self.lines else {}),
             },
             allow_nan=False,
             separators=(",", ":"),
@@ -327,6 +332,7 @@ def _decode(record: dict[str, Any]) -> Trace:
         active=frozenset(record["active"]),
         about=record["about"],
         complete=record["complete"],
+        lines=tuple(record.get("lines", ())),
     )
 
 
