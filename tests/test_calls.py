@@ -204,7 +204,7 @@ def read_graph(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 
 def test_the_graph_has_a_node_for_each_call_and_an_edge_for_each_tensor():
-    labels, edges = read_graph(analyse(table="exact").to_dot())
+    labels, edges = read_graph(analyse(table="exact").to_graph())
     assert edges == [("fc", "act"), ("act", "fc"), ("fc", "add")]
     assert [*labels.values()] == [
         "fc\\nLinear\\n[2,8]\\n272 FLOPs, 47.2%",
@@ -220,14 +220,14 @@ def test_the_graph_ends_at_the_depth(capsys):
     names = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc"]
     assert read_graph(text)[1] == list(pairwise(names))
     assert "subgraph" not in text
-    deep = FlopCountAnalysis(build("resnet50").eval(), torch.ones(1, 3, 224, 224)).to_dot()
+    deep = FlopCountAnalysis(build("resnet50").eval(), torch.ones(1, 3, 224, 224)).to_graph()
     residual = [edge for edge in read_graph(deep)[1] if edge[1] == "add"]
     assert len(residual) == 2 * 16 and ("layer1.0.downsample.1", "add") in residual
 
 
 def test_the_graph_says_what_is_unknown_and_left_out():
     flops = analyse(nn.Sequential(Unknown(), nn.Tanh())).unsupported_ops_warnings(False)
-    assert [label.split("\\n")[-1] for label in read_graph(flops.to_dot())[0].values()] == [
+    assert [label.split("\\n")[-1] for label in read_graph(flops.to_graph())[0].values()] == [
         "UNKNOWN: fvflops_calls::scan",
         "omitted by the table",
     ]
@@ -237,7 +237,7 @@ def test_the_graph_says_what_is_unknown_and_left_out():
 def test_the_graph_shows_any_name_as_text(name, tmp_path):
     model = nn.Sequential()
     model.add_module(name, nn.Sequential(nn.Linear(8, 8)))
-    text = analyse(model).to_dot()
+    text = analyse(model).to_graph()
     [label] = read_graph(text)[0].values()
     shown = label.split("\\n[2,8]")[0].replace("\\\\", "\\").replace('\\"', '"').replace("&amp;", "&")
     assert shown.split("…")[0].removesuffix("\\nLinear").startswith(show(name)[:50])
@@ -245,6 +245,21 @@ def test_the_graph_shows_any_name_as_text(name, tmp_path):
     if which("dot") is not None:
         drawn = subprocess.run(["dot", "-Tplain"], input=text, capture_output=True, text=True, check=True)
         assert not drawn.stderr
+
+
+def test_model_explorer_gets_the_same_edges_and_exact_counts(capsys):
+    flops = FlopCountAnalysis(build("resnet50").eval(), torch.ones(1, 3, 224, 224), table="exact")
+    [graph] = json.loads(flops.to_graph("model-explorer"))["graphs"]
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    counts = [{attr["key"]: attr["value"] for attr in node["attrs"]} for node in graph["nodes"]]
+    assert sum(int(count["FLOPs"]) for count in counts) == flops.total()
+    assert {edge["sourceNodeId"] for node in graph["nodes"] for edge in node["incomingEdges"]} <= nodes.keys()
+    assert (nodes["14"]["label"], nodes["14"]["namespace"]) == ("add", "layer1/0")
+    assert [edge["sourceNodeId"] for edge in nodes["14"]["incomingEdges"]] == ["11", "13"]
+    assert nodes["14"]["outputsMetadata"][0]["attrs"][0]["value"] == "float32[1, 256, 56, 56]"
+    assert {node["namespace"] for node in graph["nodes"]} <= graph["groupNodeAttributes"].keys()
+    with pytest.raises(ValueError, match="there is no graph format 'netron': there are dot, model-explorer"):
+        flops.to_graph("netron")
 
 
 # ---- lines of source

@@ -18,7 +18,7 @@ from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import Pricer, TablePricer
 from fvflops.metrics.calls import add_up_lines, list_module_calls, list_op_calls
-from fvflops.reports import dot
+from fvflops.reports import GRAPHS
 from fvflops.reports import lines as lines_report
 from fvflops.reports import module_calls as module_calls_report
 from fvflops.reports import op_calls as op_calls_report
@@ -137,18 +137,21 @@ class FlopCountAnalysis(_TableAnalysis):
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
         return lines_report.render(self.line_counts())
 
-    def to_dot(self, *, depth: int | None = None) -> str:
-        """Return the forward pass as a graph in DOT, for Graphviz: modules with their FLOPs, and tensors between them.
+    def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
+        """Return the forward pass as a graph: what runs with its FLOPs, and the tensors between.
 
-        A module is a node where it has no submodules, or stands `depth` levels below the root. A run of which no order
-        was kept raises TraceError.
+        As "dot", for Graphviz, a module is a node where it has no submodules, or stands `depth` levels below the root.
+        As "model-explorer", for Google's viewer, nodes are op calls in modules that open and close. Another format
+        raises ValueError, a run of which no order was kept TraceError.
 
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-        >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_dot().splitlines()[-2])
+        >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_graph().splitlines()[-2])
           n0 -> n1 [label="[4,2]"]
         """
-        return dot.render(self._list_op_calls(), self.trace().modules, depth=depth)
+        if format not in GRAPHS:
+            raise ValueError(f"there is no graph format {format!r}: there are {', '.join(GRAPHS)}")
+        return GRAPHS[format](self._list_op_calls(), self.trace().modules, depth=depth)
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
         """Write the run to a file that other programs draw: a timeline or a flame graph.

@@ -136,7 +136,7 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="table",
         metavar="F",
-        help="table, tree, json, csv, markdown, paper, latex, html, svg, png or dot (for Graphviz)",
+        help="table, tree, json, csv, markdown, paper, latex, html, svg, png, dot (for Graphviz) or model-explorer",
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
     files = parser.add_argument_group("files beside the report, of counted work")

@@ -17,7 +17,7 @@ from fvflops.capture.model import describe_inputs
 from fvflops.cli.exports import check_exports
 from fvflops.cli.models import Subject, load_model
 from fvflops.formulas import load_table
-from fvflops.reports import PAGES, PICTURES, REPORTS, ledger, picture
+from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, ledger, picture
 from fvflops.reports.call_rows import write_json
 from fvflops.reports.csv import write_rows
 from fvflops.trace import Status
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
-    if arguments.format == "dot" and arguments.by != "module":
+    if arguments.format in GRAPHS and arguments.by != "module":
         raise ValueError(f"--by {arguments.by}: a graph is drawn by module")
     if arguments.by in calls.VIEWS and arguments.format not in _CALL_FORMATS:
         raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         table=table,
         execution=arguments.execution,
         assume=parse_assumptions(arguments.assume),
-        lines=arguments.by in ("op", "line"),
+        lines=arguments.by in ("op", "line") or arguments.format == "model-explorer",
     )
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     run_on(subject, flops.trace)
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
-    if arguments.format == "dot":
-        write(flops.to_dot(depth=arguments.depth), arguments.output)
+    if arguments.format in GRAPHS:
+        write(flops.to_graph(arguments.format, depth=arguments.depth), arguments.output)
         return 0
     if arguments.by in calls.VIEWS:
         write(_render_calls(flops, arguments), arguments.output)
@@ -103,7 +103,7 @@ def check_format(name: str) -> None:
     Traceback (most recent call last):
     ValueError: no format is called 'htlm': take 'html', or another of csv, dot, html, ...
     """
-    known = sorted((*REPORTS, *PAGES, *PICTURES, "dot"))
+    known = sorted((*REPORTS, *PAGES, *PICTURES, *GRAPHS))
     if name not in known:
         near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
         raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fvflops.reports import (
     chrome_trace,
     csv,
+    dot,
     flame_graph,
     html,
     icicle,
     json,
     latex,
     markdown,
+    model_explorer,
     paper,
     speedscope,
     table,
     tree,
 )
-from fvflops.trace import Summary
+from fvflops.trace import ModuleTree, Summary
 from fvflops.trace.breakdown import Breakdown
+from fvflops.trace.calls import OpCall
 from fvflops.trace.timeline import Timeline
 
 
@@ -80,4 +83,13 @@ class Picture(Protocol):
 
 PICTURES: Mapping[str, Picture] = {"svg": icicle.draw, "png": icicle.draw}
 
-__all__ = ["EXPORTS", "PAGES", "PICTURES", "REPORTS", "Export", "Page", "Picture", "Report"]
+
+class Graph(Protocol):
+    """What turns op calls into the text of a file that graph viewers read; see `dot.render` for `depth`."""
+
+    def __call__(self, calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str: ...
+
+
+GRAPHS: Mapping[str, Graph] = {"dot": dot.render, "model-explorer": model_explorer.render}
+
+__all__ = ["EXPORTS", "GRAPHS", "PAGES", "PICTURES", "REPORTS", "Export", "Graph", "Page", "Picture", "Report"]

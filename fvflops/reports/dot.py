@@ -77,9 +77,13 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
     return "\n".join([head.rstrip(), *_write(top, modules, whole, most), *_list_edges(nodes), "}"])
 
 
+def list_computing(calls: Sequence[OpCall]) -> list[OpCall]:
+    """Return the calls of a forward pass that compute something, or move bytes: no views."""
+    return [call for call in calls if call.phase == "forward" and (call.nbytes != 0 or call.flops)]
+
+
 def _make_nodes(calls: Sequence[OpCall], modules: ModuleTree, depth: int | None) -> Iterator[_Node]:
-    # A view moves no bytes and computes nothing.
-    seen = [call for call in calls if call.phase == "forward" and (call.nbytes != 0 or call.flops)]
+    seen = list_computing(calls)
     for number, ((name, alone), group) in enumerate(groupby(seen, lambda call: _place(call, modules, depth))):
         run = list(group)
         parts = name.split(".") if name else []
