@@ -15,7 +15,7 @@ from fvflops.units import format_short
 
 
 def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str:
-    """Return the forward pass as a graph collection in Model Explorer's JSON, in which modules open: no `depth` is needed.
+    """Return the forward pass as a graph in Model Explorer's JSON, in which modules open, so that `depth` is ignored.
 
     A node is an op call, with its exact counts, its line of source and the shapes of its results; views are left out.
     A module has the FLOPs of all in it, and its class.
