@@ -18,8 +18,7 @@ from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import Pricer, TablePricer
 from fvflops.metrics.calls import add_up_lines, list_module_calls, list_op_calls
-from fvflops.reports import GRAPHS
-from fvflops.reports import lines as lines_report
+from fvflops.reports import GRAPHS, source_lines
 from fvflops.reports import module_calls as module_calls_report
 from fvflops.reports import op_calls as op_calls_report
 from fvflops.trace import TraceError
@@ -135,7 +134,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
-        return lines_report.render(self.line_counts())
+        return source_lines.render(self.line_counts())
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
         """Return the forward pass as a graph: what runs with its FLOPs, and the tensors between.

@@ -1,4 +1,4 @@
-"""The lines: the lines of a model's source, those that cost most first."""
+"""The source lines: the lines of a model's code, those that cost most first."""
 
 from __future__ import annotations
 
