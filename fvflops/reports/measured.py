@@ -263,8 +263,8 @@ def _tell_counting(measured: Measured) -> Iterator[str]:
     if "overhead_ns" in about:
         lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
         yield (
-            f"Watching took {format_seconds(lost)} more, {format_seconds(per_op)} of it at each op for the dispatcher: "
-            "that is subtracted from the times."
+            f"Watching took {format_seconds(lost)} more, and the way from Python to an op and back "
+            f"{format_seconds(per_op)}: that is subtracted from the times."
         )
     if about.get("clocked"):
         yield f"What modules take forward is of {about['clocked']} more, in which no op was watched."
