@@ -119,7 +119,6 @@ MODELS = {
     "no parameters": lambda: Net(a=nn.ReLU(), b=nn.Softmax(-1)),
     "bare leaf": lambda: nn.Linear(8, 8),
     "small numbers": lambda: Net(a=nn.LayerNorm(8, elementwise_affine=False), b=nn.LayerNorm(8)),
-    "line break": lambda: Net(a=Net(**{"b\nc": Net(**{"d\n\ne": nn.Linear(8, 8), "f": nn.ReLU()})}), g=nn.ReLU()),
     "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
     "big": lambda: Net(a=nn.Linear(8, 40_000), b=nn.Linear(40_000, 3_000), c=nn.Linear(3_000, 8)),
 }

@@ -138,13 +138,13 @@ def _sentence(text: str) -> str:
 
 def _list(calls: Mapping[str, int]) -> str:
     ranked = sorted(calls.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{names.show(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
+    return ", ".join(f"{names.show_short(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
 
 
 def _name(name: str, by: str, in_order: bool) -> str:
     if by == "operator":
-        return names.show(name)
-    return " " * (depth_of(name) if in_order else 0) + (names.show(name) or "model")
+        return names.show_short(name)
+    return " " * (depth_of(name) if in_order else 0) + (names.show_short(name) or "model")
 
 
 class _Column(NamedTuple):
@@ -242,9 +242,9 @@ def _add_up_operators(lines: Mapping[str, Line], whole: Line, columns: Sequence[
 
 def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
     about = measured.about
-    subject = names.show(about.get("model", "")) or "A program"
-    subject += f" on {about['inputs']}" if about.get("inputs") else ""
-    subject += f", on {about['device']}" if about.get("device") else ""
+    subject = names.show_short(about.get("model", "")) or "A program"
+    subject += f" on {names.show_short(about['inputs'])}" if about.get("inputs") else ""
+    subject += f", on {names.show_short(about['device'])}" if about.get("device") else ""
     how = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
         how += f" after {format_thousands(int(about['warmup']))} to warm up"
@@ -259,7 +259,7 @@ def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
 def _tell_counting(measured: Measured) -> Iterator[str]:
     about = measured.about
     factor = {"1": "one", "2": "two"}.get(about.get("multiply_add", ""), about.get("multiply_add", "?"))
-    yield f"FLOPs by the table {about.get('table', '?')}, in which a multiply-add is {factor}."
+    yield f"FLOPs by the table {names.show(about.get('table', '?'))}, in which a multiply-add is {factor}."
     if "overhead_ns" in about:
         lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
         yield (
@@ -284,8 +284,8 @@ def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
             yield from _explain_modules(measured, phases)
     if measured.peaks:
         yield (
-            f"roofline is the least time that {measured.peaks} needs for the FLOPs and bytes, by the time taken. "
-            "Above 100% caches have saved bytes, or it is another device."
+            f"roofline is the least time that {names.show(measured.peaks)} needs for the FLOPs and bytes, by the time "
+            "taken. Above 100% caches have saved bytes, or it is another device."
         )
     if "memory" in measured.columns:
         cpu = not measured.about.get("device", "cpu").startswith("cuda")

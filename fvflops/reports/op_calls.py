@@ -63,10 +63,10 @@ def render(
 
 def _cells(call: OpCall, phases: bool, timed: bool, memory: bool) -> list[str]:
     cells = [
-        names.show(call.name),
-        names.show(call.op.removeprefix("aten::")),
-        names.show(call.target),
-        names.show(call.module) or "model",
+        names.show_short(call.name),
+        names.show_short(call.op.removeprefix("aten::")),
+        names.show_short(call.target),
+        names.show_short(call.module) or "model",
     ]
     cells += [call.phase] * phases
     cells += [_shapes(call), _flops(call)]
@@ -131,4 +131,4 @@ def _tell(calls: Sequence[OpCall], hidden: int, ignored: Mapping[str, int], tabl
 
 
 def _count(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{names.show(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
+    return ", ".join(f"{names.show_short(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())

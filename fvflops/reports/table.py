@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fvflops.reports.names import show_short
 from fvflops.reports.pipe import draw
 from fvflops.reports.statistics import (
     check_view,
@@ -26,7 +27,8 @@ Cells = Mapping[str, Mapping[str, str]]
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None, show_param_shapes: bool = True) -> str:
-    """Return the summary as a pipe table; by module it is, byte for byte, that of fvcore's `flop_count_table`.
+    """Return the summary as a pipe table; by module it is, byte for byte, that of fvcore's `flop_count_table`,
+    but for names that cannot be printed as they are.
 
     `depth` is how many levels below the root are shown, 3 if None; by operator it has no meaning and is ignored.
     `show_param_shapes` adds a row with the shape of each parameter and has a meaning only by module. An unknown view
@@ -103,13 +105,13 @@ def _combine(upper: Mapping[str, str], lower: Mapping[str, str]) -> dict[str, st
 
 def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
     blanks = " " * level
-    return (blanks + name, *(blanks + row[heading] if heading in row else "" for heading in headings))
+    return (blanks + show_short(name), *(blanks + row[heading] if heading in row else "" for heading in headings))
 
 
 def _draw_operators(summary: Summary) -> str:
     headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    rows = [(row.operator, *_format_with_share(row.counts, totals)) for row in rank_operators(summary)]
+    rows = [(show_short(row.operator), *_format_with_share(row.counts, totals)) for row in rank_operators(summary)]
     rows.append(("total", *_format_with_share(totals, totals)))
     return draw(["operator", *_head_with_share(headings)], rows)
 
@@ -121,8 +123,8 @@ def _draw_both(summary: Summary, depth: int) -> str:
     above: str | None = None
     for row in rank_operators_by_module(summary, depth=depth):
         # A module is named on the first of its rows.
-        module = "" if row.module == above else " " * depth_of(row.module) + (row.module or "model")
-        rows.append((module, row.operator, *_format_with_share(row.counts, totals)))
+        module = "" if row.module == above else " " * depth_of(row.module) + (show_short(row.module) or "model")
+        rows.append((module, show_short(row.operator), *_format_with_share(row.counts, totals)))
         above = row.module
     return draw(["module", "operator", *_head_with_share(headings)], rows)
 
