@@ -191,7 +191,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
         (["missing.py:model"], "there is no file 'missing.py'"),
-        (["zoo:lenet5", "--output", "/no/such/folder/out.txt"], "/no/such/folder"),
+        (["zoo:lenet5", "--output", "/dev/null/out.txt"], "/dev/null/out.txt cannot be written"),
     ],
 )
 def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 
 from fvflops import __version__
+from fvflops.cli.outputs import check_outputs
+from fvflops.trace.printable import show
 
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
 COMMANDS = {
@@ -39,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             # torch says this when NumPy is not installed; nothing here needs NumPy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            check_outputs(arguments)
             command = importlib.import_module(f"fvflops.cli.{arguments.command}")
             return int(command.run(arguments))
     except BrokenPipeError:
@@ -325,7 +328,7 @@ def say_error(error: BaseException) -> str:
     >>> say_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
     """
-    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    text = show(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -335,10 +338,10 @@ def say_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = f"the program asked to exit with {error.code!r}"
+        text = show(f"the program asked to exit with {error.code!r}")
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     places = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if not places:
         return kind
-    return f"{kind} ({os.path.basename(places[-1].filename)}:{places[-1].lineno}; --debug shows the traceback)"
+    return f"{kind} ({show(os.path.basename(places[-1].filename))}:{places[-1].lineno}; --debug shows the traceback)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -24,7 +23,6 @@ T = TypeVar("T")
 def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
     check_format(arguments.format)
-    check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
     table = load_table(arguments.table)
@@ -83,21 +81,6 @@ def _check_picture(arguments: argparse.Namespace) -> None:
     picture.check_drawable()
 
 
-def check_output(path: str | None) -> None:
-    """Raise OSError where a report cannot be written to a path, before there is one; no folder is made.
-
-    >>> check_output("no/such/folder/report.html")
-    Traceback (most recent call last):
-    OSError: no/such/folder/report.html cannot be written: there is no folder no/such/folder
-    """
-    if path is None:
-        return
-    folder = os.path.dirname(path)
-    if "://" not in path and folder and not os.path.isdir(folder):
-        raise OSError(f"{path} cannot be written: there is no folder {folder}")
-    paths.check_writable(path)
-
-
 def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
     """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
     try:
@@ -135,5 +118,4 @@ def write(text: str, path: str | None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    with paths.open_text(path, "w") as file:
-        file.write(text)
+    paths.write_text(path, text)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fvflops import paths
 from fvflops.analysis import schedule
 from fvflops.analysis.exporting import prepare_export
 from fvflops.analysis.model_profile import read_profile
@@ -118,19 +117,10 @@ def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
     files: dict[str, str] = {}
     for option in (*_FILES, "html"):
         path = getattr(arguments, option)
-        if path is None:
-            continue
-        if path in files or path == arguments.output:
-            raise ValueError(f"--{option} {path}: another file of this run has that path")
-        if option == "html":
-            paths.check_writable(path)
-            files[path] = option
-        else:
-            files[path] = prepare_export(path, _FILES[option], arguments.weight)
+        if path is not None:
+            files[path] = option if option == "html" else prepare_export(path, _FILES[option], arguments.weight)
     if arguments.weight is not None and set(files.values()) <= {"html"}:
         raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")
-    if arguments.output is not None:
-        paths.check_writable(arguments.output)
     return files
 
 
@@ -190,13 +180,22 @@ def _choose_device(name: str | None) -> str | None:
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
-    """Write the report, and the files."""
-    write(_render(profile, arguments, wanted), arguments.output)
-    for path, format in wanted.files.items():
-        if format == "html":
-            profile.to_html(path)
-        else:
-            profile.export(path, format=format, weight=arguments.weight)
+    """Write the report, and the files; where one cannot be written the others are, before that is raised."""
+    failures: list[OSError] = []
+    for path, format in {arguments.output: "report", **wanted.files}.items():
+        try:
+            if format == "report":
+                write(_render(profile, arguments, wanted), path)
+            elif format == "html":
+                profile.to_html(path)
+            else:
+                profile.export(path, format=format, weight=arguments.weight)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
