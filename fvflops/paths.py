@@ -68,6 +68,8 @@ def check_writable(path: str) -> None:
             os.remove(target)
     except (OSError, ValueError) as error:  # a name with a NUL, or with half a character, raises ValueError
         said = (error.strerror if isinstance(error, OSError) else None) or error
+        if isinstance(error, FileExistsError):
+            said = f"{error.filename} is no folder"
         raise OSError(f"{path} cannot be written: {said}; choose another path") from None
     finally:
         for folder in made:
@@ -96,15 +98,26 @@ def append_text(path: str, text: str) -> None:
     """Write a text behind what stands in a file; the folders that it lies in are made."""
     if "://" not in path:
         make_folder(os.path.dirname(path) or ".")
-    with open_text(path, "a") as file:
+    with _naming(path), open_text(path, "a") as file:
         file.write(text)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file in an error of the system that does not, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
 
 
 @contextmanager
 def _replacing(path: str, mode: str) -> Iterator[Any]:
     """Open a file beside a path, and put it in its place when all is written."""
     if path.startswith(SCHEME) or "://" in path or _is_special(path):
-        with _open(path, mode) as file:
+        with _naming(path), _open(path, mode) as file:
             yield file
         return
     make_folder(os.path.dirname(path) or ".")
@@ -115,7 +128,7 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
     except OSError:
         beside, file = "", _open(path, mode)
     try:
-        with file:
+        with _naming(path), file:
             yield file
         if beside:
             if os.path.exists(target):
