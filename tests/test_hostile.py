@@ -26,12 +26,13 @@ from fvflops.analysis.breakdown import break_down
 from fvflops.analysis.model_profile import read_profile
 from fvflops.formulas import load_table
 from fvflops.metrics import TablePricer, build_timeline
+from fvflops.metrics.budgets import parse_budgets, update_text
 from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS, ledger, parameters, picture, roofline_plot
 from fvflops.reports import budget as budget_report
 from fvflops.reports import profile as deepspeed_report
 from fvflops.reports import roofline as roofline_report
 from fvflops.trace.budget import Finding, Growth, Limit, Verdict
-from tests.hostile import record_benign, record_hostile
+from tests.hostile import NAMES, record_benign, record_hostile
 
 Render = Callable[[FlopCountAnalysis], str]
 
@@ -192,3 +193,11 @@ def test_hostile_names_leave_a_picture_well_formed():
         roofline_plot.draw(roofline(analysis, device="H100"), by="module"),
     ):
         ElementTree.fromstring(picture.encode(figure, "svg"))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if "\u200d" in name or (name.isprintable() and len(name) < 100)]
+)
+def test_hostile_names_are_read_back_from_a_budget(name):
+    text = update_text(None, "budget.yaml", name, {"flops": 5}).text
+    assert list(parse_budgets(text, "budget.yaml")) == [name] and all(line.isprintable() for line in text.split("\n"))
