@@ -26,6 +26,7 @@ from fvflops.metrics.devices import Device
 from fvflops.reports import measured as measured_report
 from fvflops.reports import op_calls as op_calls_report
 from fvflops.reports import profile as deepspeed_report
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace import PHASES
 
 # Option → the format of its file.
@@ -90,8 +91,8 @@ def _check(arguments: argparse.Namespace) -> Wanted:
     """Return what is wanted; what can be known to be wrong before the model is even built raises."""
     sorts = op_calls_report.SORTS if arguments.by == "op" else measured_report.SORTS
     if arguments.sort is not None:
-        measured_report.check_sort(arguments.sort, sorts)
-    measured_report.check_top(arguments.top)
+        check_sort(arguments.sort, sorts)
+    check_top(arguments.top)
     if arguments.phase is not None and arguments.phase not in PHASES:
         raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:

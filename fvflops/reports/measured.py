@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from textwrap import wrap
 from typing import NamedTuple
 
 from fvflops.reports import names
 from fvflops.reports.columns import draw
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.reports.statistics import check_view, depth_of
 from fvflops.trace.measured import EXCESS, FACTOR, Line, Measured, imbalance, stands_out
 from fvflops.units import (
@@ -90,26 +90,6 @@ def render(
     hidden = f"{format_quantity(len(lines) - len(shown), by)} more{f' below depth {limit}' if in_order else ''}."
     foot = [*([hidden] if len(lines) > len(shown) else []), *_explain(measured, by, phase), *tell_gaps(measured)]
     return "\n\n".join([write_sentences(head), table, write_sentences(foot)])
-
-
-def check_sort(sort: str, known: Mapping[str, object]) -> str:
-    """Return an order that there is; another raises ValueError naming the nearest.
-
-    >>> check_sort("tme", SORTS)
-    Traceback (most recent call last):
-    ValueError: nothing is sorted by 'tme': did you mean 'time'?
-    """
-    if sort in known:
-        return sort
-    near = get_close_matches(sort, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"take {', '.join(known)}"
-    raise ValueError(f"nothing is sorted by {sort!r}: {hint}")
-
-
-def check_top(top: int | None) -> None:
-    """Raise ValueError where the number of lines to be shown is none."""
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-        raise ValueError(f"top is how many lines are shown, 1 or more, not {top!r}")
 
 
 def write_sentences(sentences: Sequence[str]) -> str:

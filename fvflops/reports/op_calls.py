@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fvflops.reports import names
 from fvflops.reports.columns import draw
-from fvflops.reports.measured import check_sort, check_top, write_sentences
+from fvflops.reports.measured import write_sentences
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace.measured import OpCall
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fvflops.reports.names import show_short
+from fvflops.reports.lines import DEPTH, list_lines
 from fvflops.reports.pipe import draw
 from fvflops.reports.statistics import (
     check_view,
     depth_of,
-    drop_zeros,
-    format_cells,
-    group_by_name,
-    index_children,
     list_operator_headings,
-    mark_uncalled,
     rank_operators,
     rank_operators_by_module,
 )
 from fvflops.trace import Summary
-from fvflops.units import format_percent, format_shape, format_size
-
-DEPTH = 3  # the max_depth that fvcore's flop_count_table has by default
-
-Cells = Mapping[str, Mapping[str, str]]
+from fvflops.units import format_percent, format_size
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None, show_param_shapes: bool = True) -> str:
@@ -37,70 +28,23 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None, sh
     check_view(by, report="the table")
     if by == "operator":
         return _draw_operators(summary)
-    levels = DEPTH if depth is None else depth
     if by == "both":
-        return _draw_both(summary, levels)
-    headers = {heading: _head(heading, show_param_shapes) for heading in summary.columns}
-    cells = _prepare(summary, show_param_shapes)
-    rows = _list_rows(cells, list(headers), levels)
-    return draw(["module", *headers.values()], rows)
+        return _draw_both(summary, DEPTH if depth is None else depth)
+    return _draw_modules(summary, depth, show_param_shapes)
 
 
 def _head(heading: str, show_param_shapes: bool = False) -> str:
     return f"#{heading} or shape" if heading == "parameters" and show_param_shapes else f"#{heading}"
 
 
-def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, str]]:
-    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
-    cells = format_cells(counts, digits=3)
-    for heading, names in summary.uncalled.items():
-        if heading in summary.columns:
-            cells = mark_uncalled(cells, heading, names & cells.keys(), "")
-    for parameter in summary.modules.parameters():
-        if parameter.name in cells and "parameters" in summary.columns:
-            if show_param_shapes:
-                cells[parameter.name]["parameters"] = format_shape(parameter.spec.shape)
-            else:
-                del cells[parameter.name]
-    return cells
-
-
-def _list_rows(cells: Cells, headings: Sequence[str], depth: int) -> list[tuple[str, ...]]:
-    children = index_children(cells)
-    root, row = _skip_single_children("", cells, children)
-    rows = [_indent(0, root or "model", row, headings)]
+def _draw_modules(summary: Summary, depth: int | None, show_param_shapes: bool) -> str:
+    headings = list(summary.columns)
+    first, *lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes)
     # What all names share says nothing, so it is left off.
-    prefix = f"{root}." if root else ""
-    waiting = [(child, 1) for child in reversed(children.get(root, ()))]
-    while waiting:
-        name, level = waiting.pop()
-        if level > depth:
-            continue
-        name, row = _skip_single_children(name, cells, children)
-        rows.append(_indent(level, name.removeprefix(prefix), row, headings))
-        waiting += [(child, level + 1) for child in reversed(children.get(name, ()))]
-    return rows
-
-
-def _skip_single_children(
-    name: str, cells: Cells, children: Mapping[str, Sequence[str]]
-) -> tuple[str, Mapping[str, str]]:
-    # A module with one child that says the same shares its row, under the child's name; and so on downward.
-    row = cells[name]
-    while len(below := children.get(name, ())) == 1:
-        combined = _combine(row, cells[below[0]])
-        if combined is None:
-            break
-        name, row = below[0], combined
-    return name, row
-
-
-def _combine(upper: Mapping[str, str], lower: Mapping[str, str]) -> dict[str, str] | None:
-    if upper.keys() != lower.keys():
-        return None
-    if any(text and lower[heading] and text != lower[heading] for heading, text in upper.items()):
-        return None
-    return {heading: text or lower[heading] for heading, text in upper.items()}
+    prefix = f"{first.name}." if first.name else ""
+    rows = [_indent(0, first.name or "model", first.cells, headings)]
+    rows += [_indent(line.level, line.name.removeprefix(prefix), line.cells, headings) for line in lines]
+    return draw(["module", *(_head(heading, show_param_shapes) for heading in headings)], rows)
 
 
 def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
