@@ -11,16 +11,18 @@ from fvflops.reports.rows import Cell, list_rows
 from fvflops.trace import Summary
 
 
-def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+def render(
+    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> str:
     """Return the summary as CSV text, a line of headings first; the whole model is the module named "".
 
     By module: module, class, a column for each heading, and "yes" or "no" for whether it was called. By operator:
     operator and the headings; by both: module, operator and the headings, what is below the module included. `depth`
-    is how many modules below the root are listed, all if None; by operator it is ignored. Lines end with "\\n". A name
-    that a spreadsheet would take for a formula has an apostrophe in front, and what cannot be printed is written as its
-    escape. An unknown view raises ValueError.
+    is how many modules below the root are listed, all if None; by operator it is ignored. With `sort`, a heading or
+    "name", or `top` those with most are first, and `top` of them are listed. Lines end with "\\n". A name that a
+    spreadsheet would take for a formula has an apostrophe in front. An unknown view or order raises ValueError.
     """
-    headings, rows = list_rows(summary, by=by, depth=depth, report="the CSV report")
+    headings, rows = list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report")
     return _write([headings, *rows])
 
 
