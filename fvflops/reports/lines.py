@@ -43,8 +43,8 @@ def list_lines(
     `sort` or `top`, which `rank` takes, modules of all levels, or of `depth` levels, stand in one list on level 0.
     """
     if sort is None and top is None:
-        return _list_lines(_prepare(summary, show_param_shapes), limit_depth(depth))
-    lines = _list_lines(_prepare(summary, False), depth)
+        return _list_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
+    lines = _list_lines(summary, _prepare(summary, False), depth)
     return rank(
         [line._replace(level=0, above="") for line in lines if line.name in summary.modules.places],
         list(summary.columns),
@@ -81,9 +81,9 @@ def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, s
     return cells
 
 
-def _list_lines(cells: Cells, depth: int | None) -> list[Line]:
+def _list_lines(summary: Summary, cells: Cells, depth: int | None) -> list[Line]:
     children = index_children(cells)
-    chain, row = _skip_single_children("", cells, children)
+    chain, row = _skip_single_children("", cells, children, summary.labels)
     root = chain[-1]
     lines = [Line(0, root, "", row, chain)]
     waiting = [(child, 1, root) for child in reversed(children.get(root, ()))]
@@ -91,7 +91,7 @@ def _list_lines(cells: Cells, depth: int | None) -> list[Line]:
         name, level, above = waiting.pop()
         if depth is not None and level > depth:
             continue
-        chain, row = _skip_single_children(name, cells, children)
+        chain, row = _skip_single_children(name, cells, children, summary.labels)
         name = chain[-1]
         lines.append(Line(level, name, above, row, chain))
         waiting += [(child, level + 1, name) for child in reversed(children.get(name, ()))]
@@ -99,11 +99,12 @@ def _list_lines(cells: Cells, depth: int | None) -> list[Line]:
 
 
 def _skip_single_children(
-    name: str, cells: Cells, children: Mapping[str, Sequence[str]]
+    name: str, cells: Cells, children: Mapping[str, Sequence[str]], labels: Mapping[str, str]
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    # A module with one child that says the same shares its line, under the child's name; and so on downward.
+    # A module with one child that says the same shares its line, under the child's name; and so on downward, but not
+    # into what a row of several equal modules shows of the first.
     chain, row = [name], cells[name]
-    while len(below := children.get(name, ())) == 1:
+    while name not in labels and len(below := children.get(name, ())) == 1:
         combined = _combine(row, cells[below[0]])
         if combined is None:
             break

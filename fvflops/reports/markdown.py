@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fvflops.reports import ledger
+from fvflops.reports.collapse import explain
 from fvflops.reports.names import escape_markdown
 from fvflops.reports.ranking import tell_more
 from fvflops.reports.statistics import (
@@ -45,7 +46,8 @@ def render(
     else:
         ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)
         table, more = _write_operators(summary, ranked[:top], True), tell_more(ranked, top, "row")
-    notes = [f"- {sentence}" for sentence in [*more, *ledger.write_sentences(summary, escape=escape_markdown)]]
+    sentences = ledger.write_sentences(summary, escape=escape_markdown)
+    notes = [f"- {sentence}" for sentence in [*more, *explain(summary), *sentences]]
     return "\n".join([*table, "", *notes] if notes else table)
 
 
@@ -63,7 +65,7 @@ def _write_modules(
     rows = []
     for place in modules:
         numbers = [cells[place.name].get(heading, "") for heading in headings]
-        rows.append([_name(place.name), escape_markdown(place.class_name), *numbers])
+        rows.append([_name(summary.label(place.name)), escape_markdown(place.class_name), *numbers])
     return write_table(["module", "class"], headings, rows)
 
 
@@ -72,7 +74,7 @@ def _write_operators(summary: Summary, ranked: Sequence[OperatorRow], both: bool
     totals = [sum(summary.operators[heading].values()) for heading in headings]
     rows = []
     for row in ranked:
-        module = [_name(row.module)] if both else []
+        module = [_name(summary.label(row.module))] if both else []
         rows.append([*module, escape_markdown(row.operator), *_format_with_share(row.counts, totals)])
     if not both:
         rows.append(["**total**", *_format_with_share(totals, totals)])

@@ -54,7 +54,9 @@ def list_rows(
         ranked = rank_operators(summary, sort=sort, top=top)[:top]
         return Rows(["operator", *headings], [[row.operator, *row.counts] for row in ranked])
     ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)[:top]
-    return Rows(["module", "operator", *headings], [[row.module, row.operator, *row.counts] for row in ranked])
+    return Rows(
+        ["module", "operator", *headings], [[summary.label(row.module), row.operator, *row.counts] for row in ranked]
+    )
 
 
 def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:
@@ -62,5 +64,5 @@ def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[
     rows: list[list[Cell]] = []
     for place in modules:
         counts = [column.get(place.name, 0) for column in summary.columns.values()]
-        rows.append([place.name, place.class_name, *counts, place.name not in uncalled])
+        rows.append([summary.label(place.name), place.class_name, *counts, place.name not in uncalled])
     return rows

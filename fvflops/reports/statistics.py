@@ -41,6 +41,12 @@ def check_view(by: str, views: Sequence[str] = VIEWS, report: str = "this report
         raise ValueError(f"{report} has no view by {by!r}: choose {choice}")
 
 
+def check_whole(summary: Summary, report: str) -> None:
+    """Raise ValueError if rows of a summary stand for several modules, for a report that shows each as it is."""
+    if summary.labels:
+        raise ValueError(f"{report} shows each module as it is: take the summary before equal ones are collapsed")
+
+
 def depth_of(name: str) -> int:
     """Return how many modules below the root a name stands.
 

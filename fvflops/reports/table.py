@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from fvflops.reports.collapse import explain
 from fvflops.reports.lines import Line, limit_depth, list_lines
 from fvflops.reports.pipe import draw
 from fvflops.reports.ranking import tell_more
@@ -49,7 +50,7 @@ def render(
         lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked, escape)
         more = tell_more(lines, top, "module")
-    return "\n\n".join([table, *more])
+    return "\n\n".join([table, *more, *explain(summary)])
 
 
 def _head(heading: str, show_param_shapes: bool = False) -> str:
@@ -65,7 +66,7 @@ def _draw_modules(
     rows = [
         _indent(
             line.level,
-            escape(line.name.removeprefix(prefix) if line.level else line.name) or "model",
+            escape(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model",
             line.cells,
             headings,
         )
@@ -94,7 +95,7 @@ def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool, esca
     above: str | None = None
     for row in ranked:
         # In a tree a module is named on the first of its rows.
-        name = escape(row.module) or "model"
+        name = escape(summary.label(row.module)) or "model"
         module = name if flat else "" if row.module == above else " " * depth_of(row.module) + name
         rows.append((module, escape(row.operator), *_format_with_share(row.counts, totals)))
         above = row.module

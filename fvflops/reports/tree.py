@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from fvflops.reports.names import show, show_short
 from fvflops.reports.statistics import (
     check_view,
+    check_whole,
     drop_zeros,
     fill_missing,
     format_cells,
@@ -33,6 +34,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     ValueError.
     """
     check_view(by, views=("module",), report="the tree")
+    check_whole(summary, "the tree")
     cells = _prepare(summary)
     lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
     return "\n".join([*lines, *draw(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
