@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
@@ -56,10 +56,10 @@ def collapse(summary: Summary) -> Summary:
     )
 
 
-def explain(summary: Summary) -> list[str]:
-    """Return a sentence on what the rows of runs say, none if there is none."""
+def explain(summary: Summary, shown: Iterable[str]) -> list[str]:
+    """Return a sentence on what the rows of runs say, none if there is none among the modules that are shown."""
     told = "A row with × N is the sum of N equal modules; what is inside them is shown of the first alone."
-    return [told] if summary.labels else []
+    return [told] if any(name in summary.labels for name in shown) else []
 
 
 def _find_kinds(summary: Summary) -> dict[str, int]:

@@ -40,14 +40,16 @@ def render(
         cells = _prepare(summary)
         modules = [place for place in rank_modules(summary, depth=depth, sort=sort, top=top) if place.name in cells]
         table, more = _write_modules(summary, modules[:top], cells), tell_more(modules, top, "module")
+        more += explain(summary, (place.name for place in modules[:top]))
     elif by == "operator":
         ranked = rank_operators(summary, sort=sort, top=top)
         table, more = _write_operators(summary, ranked[:top], False), tell_more(ranked, top, "operator")
     else:
         ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)
         table, more = _write_operators(summary, ranked[:top], True), tell_more(ranked, top, "row")
+        more += explain(summary, (row.module for row in ranked[:top]))
     sentences = ledger.write_sentences(summary, escape=escape_markdown)
-    notes = [f"- {sentence}" for sentence in [*more, *explain(summary), *sentences]]
+    notes = [f"- {sentence}" for sentence in [*more, *sentences]]
     return "\n".join([*table, "", *notes] if notes else table)
 
 

@@ -46,11 +46,12 @@ def render(
     elif by == "both":
         rows = rank_operators_by_module(summary, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
         table, more = _draw_both(summary, rows[:top], ranked, escape), tell_more(rows, top, "row")
+        more += explain(summary, (row.module for row in rows[:top]))
     else:
         lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked, escape)
-        more = tell_more(lines, top, "module")
-    return "\n\n".join([table, *more, *explain(summary)])
+        more = [*tell_more(lines, top, "module"), *explain(summary, (line.name for line in lines[:top]))]
+    return "\n\n".join([table, "\n".join(more)] if more else [table])
 
 
 def _head(heading: str, show_param_shapes: bool = False) -> str:
