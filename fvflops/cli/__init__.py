@@ -133,9 +133,19 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="table",
         metavar="F",
-        help="table, tree, json, csv, markdown, paper, latex, html, svg or png",
+        help="table, fvcore (the table with shapes of parameters, on a terminal too), tree, json, csv, "
+        "markdown, paper, latex, html, svg or png",
+    )
+    _add_order_arguments(parser, "parameters, flops, activations or name, all levels in one list; default: in order")
+    parser.add_argument(
+        "--collapse", action="store_true", help="show equal layers that follow each other as one row, layers.0–31 × 32"
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
+
+
+def _add_order_arguments(parser: argparse._ActionsContainer, keys: str) -> None:
+    parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
+    parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
 
 
 def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -249,12 +259,10 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     shown.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown; default: 2")
-    shown.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
-    shown.add_argument(
-        "--sort",
-        metavar="KEY",
-        help="by what lines are ranked: time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, "
-        "mismatch or name; default: modules and op calls in order, operators by time",
+    _add_order_arguments(
+        shown,
+        "time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, mismatch or name; default: modules "
+        "and op calls in order, operators by time",
     )
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"

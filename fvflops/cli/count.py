@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -13,16 +13,33 @@ from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summari
 from fvflops.analysis.breakdown import break_down
 from fvflops.capture.model import describe_inputs
 from fvflops.cli.models import Subject, load_model
+from fvflops.cli.screen import find_screen
 from fvflops.formulas import load_table
-from fvflops.reports import PAGES, PICTURES, REPORTS, ledger, picture
-from fvflops.trace import Status
+from fvflops.reports import PAGES, PICTURES, REPORTS, csv, ledger, markdown, names, picture, terminal
+from fvflops.reports import table as table_report
+from fvflops.reports.collapse import collapse
+from fvflops.reports.ranking import check_sort, check_top
+from fvflops.trace import Status, Summary
 
 T = TypeVar("T")
+# The reports whose rows can be ordered, cut and collapsed.
+_LISTS: Mapping[str, Callable[..., str]] = {
+    "table": table_report.render,
+    "markdown": markdown.render,
+    "csv": csv.render,
+}
+# View → by what its rows can be ordered; operators have no parameters.
+_SORTS = {
+    "module": ("parameters", "flops", "activations", "name"),
+    "operator": ("flops", "activations", "name"),
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
     check_format(arguments.format)
+    _check_rows(arguments)
+    check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
     table = load_table(arguments.table)
@@ -52,11 +69,39 @@ def run(arguments: argparse.Namespace) -> int:
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     summary = summarise(flops, activations)
-    text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
-    if arguments.format in ("table", "tree"):
-        text = f"{text}\n\n{ledger.render(summary)}"
-    write(text, arguments.output)
+    write(_render(summary, arguments), arguments.output)
     return 0
+
+
+def _render(summary: Summary, arguments: argparse.Namespace) -> str:
+    if arguments.format not in _LISTS:
+        text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
+        if arguments.format not in ("fvcore", "tree"):
+            return text
+        # fvcore prints names as they are, which a terminal would obey.
+        text = "\n".join(map(names.show, text.split("\n")))
+        return f"{text}\n\n{ledger.render(summary)}"
+    summary = collapse(summary) if arguments.collapse else summary
+    options = {"by": arguments.by, "depth": arguments.depth, "sort": arguments.sort, "top": arguments.top}
+    if arguments.format != "table":
+        return _LISTS[arguments.format](summary, **options)
+    screen = find_screen(sys.stdout) if arguments.output is None else None
+    if screen is not None:
+        return terminal.render(summary, **options, **screen._asdict())
+    return f"{table_report.render(summary, **options, escape=names.show)}\n\n{ledger.render(summary)}"
+
+
+def _check_rows(arguments: argparse.Namespace) -> None:
+    """Raise ValueError where rows are to be ordered, cut or collapsed in a report that does not do that."""
+    asked = {"--sort": arguments.sort, "--top": arguments.top, "--collapse": arguments.collapse or None}
+    given = [option for option, value in asked.items() if value is not None]
+    if given and arguments.format not in _LISTS:
+        raise ValueError(f"{given[0]} is for the formats {', '.join(_LISTS)}, not for {arguments.format}")
+    if arguments.collapse and arguments.by == "operator":
+        raise ValueError("--collapse makes equal modules one row: leave --by operator out")
+    check_top(arguments.top)
+    if arguments.sort is not None:
+        check_sort(arguments.sort, _SORTS["operator" if arguments.by != "module" else "module"])
 
 
 def check_format(name: str) -> None:
@@ -64,7 +109,7 @@ def check_format(name: str) -> None:
 
     >>> check_format("htlm")
     Traceback (most recent call last):
-    ValueError: no format is called 'htlm': take 'html', or another of csv, html, json, latex, markdown, \
+    ValueError: no format is called 'htlm': take 'html', or another of csv, fvcore, html, json, latex, markdown, \
 paper, png, svg, table, tree
     """
     known = sorted((*REPORTS, *PAGES, *PICTURES))
