@@ -89,7 +89,7 @@ def render(
     colour: bool = False,
     encoding: str = "utf-8",
 ) -> str:
-    """Return the summary as a table of at most `width` cells a line, any width if None, and the ledger below.
+    """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the ledger below.
 
     The rows are those of `fvflops.reports.table`, without parameters' shapes; names are relative to the row above them,
     and cut in the middle where there is no room. Shares and bars are of the flops, or of the column of `sort`. A screen
@@ -261,8 +261,8 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
 
 
 def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
-    # Half of the column is for the name, however deep it stands.
-    indent = min(_INDENT * row.level, widths[0] // 2)
+    # Where the column is cut, half of it is for the name, however deep that stands.
+    indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - measure(row.names[0])))
     room = [widths[0] - indent, *widths[1:]]
     first, *others = (
         shorten(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
