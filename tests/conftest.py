@@ -1,4 +1,4 @@
-"""What every test needs: torchvision's schemas, before anything imports it, and no wish for colour in what is printed."""
+"""What every test needs: torchvision's schemas, before anything imports it, and nobody who forces colours."""
 
 import os
 

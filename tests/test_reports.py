@@ -331,8 +331,7 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 
 RENDERERS = {
     **{name: render for name, render in REPORTS.items() if name != "fvcore"},
-    "terminal, collapsed": lambda summary: terminal.render(collapse(summary), depth=10**9, width=80),
-    "terminal, sorted": partial(terminal.render, sort="name", width=80),
+    "terminal": lambda summary: terminal.render(summary, sort="name", width=80) if collapse(summary) else "",
     "parameters": lambda summary: parameters.render(summary.modules, depth=10**9),
     "whole table": partial(table.render, depth=10**9),
     "both": partial(REPORTS["csv"], by="both"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 
 _VARIATION = "\ufe0f"  # makes a narrow sign an emoji, two cells wide
 
@@ -16,6 +17,7 @@ def measure(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_measure_mark, text))
 
 
+@lru_cache(maxsize=4096)
 def _measure_mark(mark: str) -> int:
     if unicodedata.category(mark) in ("Mn", "Me") and mark != _VARIATION:
         return 0
