@@ -138,7 +138,7 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_order_arguments(parser, "parameters, flops, activations or name, all levels in one list; default: in order")
     parser.add_argument(
-        "--collapse", action="store_true", help="show equal layers that follow each other as one row, layers.0–31 × 32"
+        "--collapse", action="store_true", help="show equal layers that follow each other as one row with their sum"
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
 
