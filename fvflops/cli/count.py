@@ -15,7 +15,7 @@ from fvflops.capture.model import describe_inputs
 from fvflops.cli.models import Subject, load_model
 from fvflops.cli.screen import find_screen
 from fvflops.formulas import load_table
-from fvflops.reports import PAGES, PICTURES, REPORTS, csv, ledger, markdown, names, picture, terminal
+from fvflops.reports import PAGES, PICTURES, REPORTS, csv, ledger, markdown, picture, terminal
 from fvflops.reports import table as table_report
 from fvflops.reports.collapse import collapse
 from fvflops.reports.ranking import check_sort, check_top
@@ -39,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
     check_format(arguments.format)
     _check_rows(arguments)
-    check_output(arguments.output)
     if arguments.format in PICTURES:
         _check_picture(arguments)
     table = load_table(arguments.table)
@@ -76,11 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _render(summary: Summary, arguments: argparse.Namespace) -> str:
     if arguments.format not in _LISTS:
         text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
-        if arguments.format not in ("fvcore", "tree"):
-            return text
-        # fvcore prints names as they are, which a terminal would obey.
-        text = "\n".join(map(names.show, text.split("\n")))
-        return f"{text}\n\n{ledger.render(summary)}"
+        return f"{text}\n\n{ledger.render(summary)}" if arguments.format in ("fvcore", "tree") else text
     summary = collapse(summary) if arguments.collapse else summary
     options = {"by": arguments.by, "depth": arguments.depth, "sort": arguments.sort, "top": arguments.top}
     if arguments.format != "table":
@@ -88,7 +83,7 @@ def _render(summary: Summary, arguments: argparse.Namespace) -> str:
     screen = find_screen(sys.stdout) if arguments.output is None else None
     if screen is not None:
         return terminal.render(summary, **options, **screen._asdict())
-    return f"{table_report.render(summary, **options, escape=names.show)}\n\n{ledger.render(summary)}"
+    return f"{table_report.render(summary, **options)}\n\n{ledger.render(summary)}"
 
 
 def _check_rows(arguments: argparse.Namespace) -> None:

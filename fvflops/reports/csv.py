@@ -20,7 +20,8 @@ def render(
     operator and the headings; by both: module, operator and the headings, what is below the module included. `depth`
     is how many modules below the root are listed, all if None; by operator it is ignored. With `sort`, a heading or
     "name", or `top` those with most are first, and `top` of them are listed. Lines end with "\\n". A name that a
-    spreadsheet would take for a formula has an apostrophe in front. An unknown view or order raises ValueError.
+    spreadsheet would take for a formula has an apostrophe in front, and what cannot be printed is written as its
+    escape. An unknown view or order raises ValueError.
     """
     headings, rows = list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report")
     return _write([headings, *rows])
