@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -20,15 +23,7 @@ def open_text(path: str, mode: str = "r") -> TextIO:
     ...     file.readline()[:1]
     '#'
     """
-    if path.startswith(SCHEME):
-        if mode != "r":
-            raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
-        return open(_shipped(path), encoding="utf-8")
-    # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for other people's URIs.
-    if "://" in path:
-        stream: TextIO = path_manager().open(path, mode, encoding="utf-8")
-        return stream
-    return cast(TextIO, open(path, mode, encoding="utf-8"))
+    return cast(TextIO, _open(path, mode))
 
 
 def make_folder(path: str) -> None:
@@ -45,9 +40,10 @@ def make_folder(path: str) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Raise OSError, in one line, where a text file cannot be written, before there is anything to write.
+    """Raise OSError, in one line, where a file cannot be written, before there is anything to write.
 
-    The folders that it lies in are made; what stands in a file that is there stays. A URI is not tried out.
+    Nothing is left behind: neither an empty file nor a folder that was not there, and what stands in a file stays. A
+    URI is not tried out.
 
     >>> check_writable("fvflops://mine.txt")
     Traceback (most recent call last):
@@ -57,62 +53,137 @@ def check_writable(path: str) -> None:
         raise OSError(f"{path} cannot be written: it would be shipped with fvflops; choose a path of your own")
     if "://" in path:
         return
-    was_there = os.path.lexists(path)
+    made: list[str] = []
     try:
+        if _is_special(path):  # to open a pipe waits for who reads it
+            if not os.access(path, os.W_OK):
+                raise PermissionError("it may not be written")
+            return
+        made = _list_missing(os.path.dirname(path))
+        target = os.path.realpath(path)
+        was_there = os.path.exists(target)
         make_folder(os.path.dirname(path) or ".")
         open_text(path, "a").close()
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror or error}; choose another path") from None
-    if not was_there:
-        os.remove(path)
+        if not was_there:
+            os.remove(target)
+    except (OSError, ValueError) as error:  # a name with a NUL, or with half a character, raises ValueError
+        said = (error.strerror if isinstance(error, OSError) else None) or error
+        if isinstance(error, FileExistsError):
+            said = f"{error.filename} is no folder"
+        raise OSError(f"{path} cannot be written: {said}; choose another path") from None
+    finally:
+        for folder in made:
+            with suppress(OSError):  # it was not made after all, or another process has put something there
+                os.rmdir(folder)
 
 
-def check_replaceable(path: str) -> None:
-    """Raise OSError, in one line, where `replace_text` cannot write, before there is anything to write."""
-    check_writable(path)
-    if "://" not in path:
-        check_writable(_beside(path))
+def write_text(path: str, pieces: str | Iterable[str]) -> None:
+    """Write a whole text file, made of pieces, so that what was there stays unless all of it could be written.
 
-
-def replace_text(path: str, text: str) -> None:
-    """Write a whole text file, so that whoever reads it meanwhile sees what it was or what it is, nothing between.
-
-    A link stays, and what it leads to is replaced. A URI is written as its handler does.
+    Whoever reads it meanwhile sees what it was or what it is, nothing between. The folders that it lies in are made, a
+    link stays, and what it leads to is replaced. A device, a pipe and a URI are written as they are, and so is a file
+    in a folder to which nothing can be added. Half a character, which UTF-8 does not have, is written as its escape.
     """
-    if "://" in path:
-        with open_text(path, "w") as file:
-            file.write(text)
-        return
-    target, beside = os.path.realpath(path), _beside(path)
+    with _replacing(path, "w") as file:
+        file.writelines([pieces] if isinstance(pieces, str) else pieces)
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file that holds no text, such as a picture, as `write_text` does."""
+    with _replacing(path, "wb") as file:
+        file.write(data)
+
+
+def append_text(path: str, text: str) -> None:
+    """Write a text behind what stands in a file; the folders that it lies in are made."""
+    if "://" not in path:
+        make_folder(os.path.dirname(path) or ".")
+    with _naming(path), open_text(path, "a") as file:
+        file.write(text)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the file in an error of the system that does not, such as that of a full disk."""
     try:
-        with open_text(beside, "w") as file:
-            file.write(text)
-        if os.path.exists(target):
-            os.chmod(beside, os.stat(target).st_mode)
-        os.replace(beside, target)
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
+
+
+@contextmanager
+def _replacing(path: str, mode: str) -> Iterator[Any]:
+    """Open a file beside a path, and put it in its place when all is written."""
+    if path.startswith(SCHEME) or "://" in path or _is_special(path):
+        with _naming(path), _open(path, mode) as file:
+            yield file
+        return
+    make_folder(os.path.dirname(path) or ".")
+    target = os.path.realpath(path)
+    beside = os.path.join(os.path.dirname(target), f".fvflops-{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        file = _open(beside, mode)
+    except OSError:
+        beside, file = "", _open(path, mode)
+    try:
+        with _naming(path), file:
+            yield file
+        if beside:
+            if os.path.exists(target):
+                known = os.stat(target)
+                with suppress(OSError):  # only root gives files away
+                    os.chown(beside, known.st_uid, known.st_gid)
+                os.chmod(beside, known.st_mode)
+            os.replace(beside, target)
     except BaseException:
-        if os.path.lexists(beside):
+        if beside and os.path.lexists(beside):
             os.remove(beside)
         raise
 
 
-def _beside(path: str) -> str:
-    return f"{os.path.realpath(path)}.{os.getpid()}.tmp"
+def _open(path: str, mode: str) -> Any:
+    if path.startswith(SCHEME):
+        if mode != "r":
+            raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+        return open(_shipped(path), encoding="utf-8")
+    coding = None if "b" in mode else "utf-8"
+    # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for other people's URIs.
+    if "://" in path:
+        return path_manager().open(path, mode, encoding=coding) if coding else path_manager().open(path, mode)
+    return open(path, mode, encoding=coding, errors="backslashreplace" if coding and mode != "r" else None)
+
+
+def _is_special(path: str) -> bool:
+    """Return whether a path leads to a device, a pipe, a socket, or whatever else a process has open."""
+    there = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return there or path.startswith(("/dev/fd/", "/dev/std", "/proc/"))
+
+
+def _list_missing(folder: str) -> list[str]:
+    """Return the folders that are not there, of one and those that it lies in, innermost first."""
+    missing = []
+    while folder and not os.path.lexists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
 
 
 def read_text(path: str, limit: int) -> str | None:
-    """Return a file's text, or None where it has more than `limit` characters; no more than that is read."""
+    """Return a file's text, or None where it has more than `limit` characters; no more than that is read.
+
+    A folder, a pipe and a device, of which none has an end for sure, raise OSError.
+    """
+    if "://" not in path:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError("it is a folder" if os.path.isdir(path) else "it is a pipe or a device: save it as a file")
+        # To read a gigabyte takes seconds; no character takes more than four bytes.
+        if os.path.isfile(path) and os.path.getsize(path) > 4 * limit:
+            return None
     with open_text(path) as file:
         text = file.read(limit + 1)
     return None if len(text) > limit else text
-
-
-def write_bytes(path: str, data: bytes) -> None:
-    """Write a file that holds no text, such as a picture; `path` is a local path or a URI."""
-    if path.startswith(SCHEME):
-        raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
-    with path_manager().open(path, "wb") if "://" in path else open(path, "wb") as file:
-        file.write(data)
 
 
 def exists(path: str) -> bool:

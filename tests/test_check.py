@@ -351,12 +351,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path, link = tmp_path / "a.txt", tmp_path / "link"
     path.write_text("old")
     link.symlink_to(path)
-    paths.replace_text(str(link), "new")
+    paths.write_text(str(link), "new")
     assert link.is_symlink()
     assert path.read_text() == "new"
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
     with pytest.raises(OSError, match="no room"):
-        paths.replace_text(str(path), "newer")
+        paths.write_text(str(path), "newer")
     assert path.read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "link"]
 

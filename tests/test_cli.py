@@ -191,7 +191,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
         (["missing.py:model"], "there is no file 'missing.py'"),
-        (["zoo:lenet5", "--output", "/no/such/folder/out.txt"], "/no/such/folder"),
+        (["zoo:lenet5", "--output", "/dev/null/out.txt"], "/dev/null/out.txt cannot be written"),
     ],
 )
 def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
@@ -322,3 +322,32 @@ def test_an_input_is_parsed():
     assert parse_input("1,3,8,8").shape == (1, 3, 8, 8)
     assert (parse_input("ids=1,8:int64").name, parse_input("ids=1,8:int64").dtype) == ("ids", "int64")
     assert parse_input("5").shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["count", "none:x", "--output"],
+        ["compare", "none:x", "--output"],
+        ["diff", "none:x", "none:x", "--output"],
+        ["check", "none:x", "--budget", "none.yaml", "--output"],
+        ["check", "none:x", "--budget", "none.yaml", "--summary"],
+        ["plan", "none:x", "--mesh", "dp=2", "--output"],
+        ["roofline", "none:x", "--output"],
+        ["scale", "none:x", "--output"],
+        ["scale", "none:x", "--plot"],
+        *(["profile", "none:x", f"--{option}"] for option in ("output", "trace", "speedscope", "flamegraph", "html")),
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_told_before_all_else(argv, tmp_path, capsys):
+    assert main([*argv, str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"fvflops: error: {tmp_path} cannot be written: Is a directory; choose another path\n"
+    )
+
+
+def test_an_error_shows_what_a_terminal_would_obey(capsys):
+    assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 1
+    err = capsys.readouterr().err
+    assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()

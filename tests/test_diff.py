@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ import fvflops
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
+from fvflops.formulas import TableError
 from fvflops.metrics.counterparts import find_counterparts
 from fvflops.reports import difference as report
 from fvflops.trace import TraceError
@@ -230,6 +232,33 @@ def saved(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(FlopCountAnalysis(net(), X).trace().to_json())
     return path
+
+
+def list_places(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from list_places(item, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [None, "x", -1, 1.5, float("nan"), [[]], {"symbol": 1, "name": 2}, 10**30], ids=repr)
+def test_a_trace_with_a_wrong_field_is_refused_or_counted(saved, wrong):
+    text, refused = saved.read_text(), 0
+    for path in list_places(json.loads(text)):
+        at = record = {"": json.loads(text)}
+        *outer, last = ("", *path)
+        for key in outer:
+            at = at[key]
+        at[last] = wrong
+        try:
+            trace = Trace.from_json(json.dumps(record[""]))
+        except TraceError as error:
+            assert len(str(error)) < 400
+            refused += 1
+            continue
+        with suppress(TableError):  # which names an op whose arguments are not those of its schema
+            FlopCountAnalysis.from_trace(trace).to_html()
+    assert refused > 50
 
 
 def test_a_file_that_is_no_whole_trace_is_told(saved, capsys):

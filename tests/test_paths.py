@@ -1,7 +1,9 @@
 """The paths: what opens, what is refused, and that nothing outside the shipped files is reached by `fvflops://`."""
 
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -78,3 +80,71 @@ def test_iopath_is_imported_for_uris_alone():
 )
 def test_a_name_in_a_file_is_beside_it(base, relative, joined):
     assert paths.join(base, relative) == joined
+
+
+def list_paths_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("old")
+    long, link = tmp_path / ("x" * 300), tmp_path / "link"
+    link.symlink_to(link)
+    return [
+        tmp_path,
+        tmp_path / "file" / "new",
+        long,
+        link,
+        f"{tmp_path}/a\0b",
+        f"{tmp_path}/\ud800",
+        "/dev/null/x",
+        "",
+    ]
+
+
+def test_what_cannot_be_written_is_told_in_a_line_and_leaves_nothing(tmp_path):
+    for path in map(str, list_paths_that_cannot_be_written(tmp_path)):
+        with pytest.raises(OSError, match="cannot be written: ") as caught:
+            paths.check_writable(path)
+        assert str(caught.value).startswith(path) and "\n" not in str(caught.value)
+    paths.check_writable(str(tmp_path / "new" / "folder" / "a.txt"))
+    paths.check_writable(str(tmp_path / "file"))
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"] and (tmp_path / "file").read_text() == "old"
+
+
+def test_what_was_there_stays_where_the_writing_fails(tmp_path):
+    def write_half():
+        yield "new" * 100_000
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    with pytest.raises(KeyboardInterrupt):
+        paths.write_text(str(path), write_half())
+    assert path.read_text() == "old"
+    paths.write_text(str(path), ["a", "\ud800"])
+    assert path.read_text() == "a\\ud800" and path.stat().st_mode & 0o777 == 0o640
+    paths.append_text(str(tmp_path / "new" / "b.txt"), "c")
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        paths.write_text("/dev/full", "x")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "new"]
+
+
+def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path):
+    place = tmp_path / "pipe"
+    os.mkfifo(place)
+    pipe = str(place)
+    paths.check_writable(pipe)
+    with pytest.raises(OSError, match="it is a pipe or a device: save it as a file"):
+        paths.read_text(pipe, 10)
+    with pytest.raises(OSError, match="it is a folder"):
+        paths.read_text(str(tmp_path), 10)
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(place.read_text()))
+    reader.start()
+    paths.write_text(pipe, "text")
+    reader.join(10)
+    assert got == ["text"]
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    (tmp_path / "a.txt").touch()
+    os.truncate(tmp_path / "a.txt", 1 << 30)
+    assert paths.read_text(str(tmp_path / "a.txt"), 1 << 20) is None

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fvflops.capture.meter as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
@@ -71,6 +72,18 @@ def clock(monkeypatch):
     return CLOCK
 
 
+class Names(TorchDispatchMode):
+    """Writes down the ops that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
 def milliseconds(timing):
     return timing.calls, timing.total / MILLISECOND, timing.own / MILLISECOND
 
@@ -89,6 +102,29 @@ def test_a_module_takes_what_it_works_and_not_what_watching_takes(clock):
     }
     assert milliseconds(times.operators["forward"]["fvflops_test::work"]) == (3, 57, 57)
     assert int(run.trace().about["overhead_ns"]) >= 6000 * MILLISECOND  # six ops, of which each was taken down
+
+
+def test_the_way_to_an_op_and_back_is_not_the_ops(clock, monkeypatch):
+    def travel(tensor):
+        clock.now += 2 * MILLISECOND
+
+    monkeypatch.setattr(meter, "_do_nothing", travel)
+    with record(measure={"time"}) as run:
+        for milliseconds in (7, 1, 30):
+            work(torch.ones(3), milliseconds)
+        running = run.trace()
+    trace = run.trace()
+    took = [event.duration_ns / MILLISECOND for event in trace.events if event.kind == "op" and event.duration_ns]
+    assert took == [7 - 0.7, 1 - 0.1, 30 - 2]  # of small ops no more than a tenth
+    assert read_times(running).operators == read_times(trace).operators
+    assert trace.about["overhead_ns_per_op"] == str(2 * MILLISECOND)
+
+
+def test_what_another_mode_would_see_is_not_sampled(clock):
+    with Names() as names, record(measure={"time"}) as run:
+        torch.ones(3).add(1)
+    assert names.seen == ["aten::ones", "aten::add"]
+    assert run.trace().about["overhead_ns_per_op"] == "0"
 
 
 def test_the_backward_pass_is_the_modules_whose_forward_made_it(clock):

@@ -118,7 +118,8 @@ def test_the_text_of_a_small_model():
     ]
     assert "\n  body.1 " in text  # two levels below the root
     assert text.startswith("Net on float32[2, 8]: one run, 8.5 µs.\n")
-    assert "exact, in which a multiply-add is two.\nWatching took 3 µs more, 500 ns of it at each op" in text
+    assert "exact, in which a multiply-add is two.\nWatching took 3 µs more, and the way from Python to" in text
+    assert "to an op and back 500 ns: that is subtracted from the times." in text
     assert max(map(len, text.splitlines())) < 140
 
 

@@ -182,7 +182,9 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, caps
     assert not ran
     missing = tmp_path / "no" / "report.html"
     assert main(["count", "zoo:no_such_model", "--format", "html", "--output", str(missing)]) == 1
-    assert "there is no folder" in capsys.readouterr().err, "before the model is looked for"
+    assert "no_such_model" in capsys.readouterr().err and not missing.parent.exists()
+    assert main(["count", "zoo:no_such_model", "--format", "html", "--output", "/dev/null/report.html"]) == 1
+    assert "cannot be written" in capsys.readouterr().err, "before the model is looked for"
 
 
 def test_notebook_shows_hostile_names_as_text():

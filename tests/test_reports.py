@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fvflops.reports import REPORTS, parameters, pipe, table, tree
+from fvflops.reports import REPORTS, parameters, pipe, table, terminal, tree
+from fvflops.reports.collapse import collapse
 from fvflops.trace import Summary
 from tests.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.summaries import make_deep, make_wide, read_modules, summarise
@@ -119,7 +120,6 @@ MODELS = {
     "no parameters": lambda: Net(a=nn.ReLU(), b=nn.Softmax(-1)),
     "bare leaf": lambda: nn.Linear(8, 8),
     "small numbers": lambda: Net(a=nn.LayerNorm(8, elementwise_affine=False), b=nn.LayerNorm(8)),
-    "line break": lambda: Net(a=Net(**{"b\nc": Net(**{"d\n\ne": nn.Linear(8, 8), "f": nn.ReLU()})}), g=nn.ReLU()),
     "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
     "big": lambda: Net(a=nn.Linear(8, 40_000), b=nn.Linear(40_000, 3_000), c=nn.Linear(3_000, 8)),
 }
@@ -282,7 +282,7 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
 def test_the_registry_offers_each_report_by_name():
     flops, _ = analyse("nested")
     summary = summarise(flops)
-    assert list(REPORTS) == ["table", "tree", "json", "csv", "markdown", "paper", "latex"]
+    assert list(REPORTS) == ["table", "fvcore", "tree", "json", "csv", "markdown", "paper", "latex"]
     for render in REPORTS.values():
         assert render(summary) == render(summary, by="module", depth=None)
         with pytest.raises(ValueError, match="no view by 'layer'"):
@@ -330,7 +330,8 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 # ---- size
 
 RENDERERS = {
-    **REPORTS,
+    **{name: render for name, render in REPORTS.items() if name != "fvcore"},
+    "terminal": lambda summary: terminal.render(summary, sort="name", width=80) if collapse(summary) else "",
     "parameters": lambda summary: parameters.render(summary.modules, depth=10**9),
     "whole table": partial(table.render, depth=10**9),
     "both": partial(REPORTS["csv"], by="both"),

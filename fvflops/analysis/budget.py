@@ -82,7 +82,7 @@ def rewrite_budget(
     noted = {} if depth is None else note(analysis, depth)
     update = update_text(text, path, name, values, noted=noted, table=table)
     if update.changes:
-        paths.replace_text(path, update.text)
+        paths.write_text(path, update.text)
     return update.changes
 
 

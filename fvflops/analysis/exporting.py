@@ -56,5 +56,4 @@ def write_export(
     """
     moved, bytes_pricer = sort_by_storages(trace, keep_events=True)
     pieces = EXPORTS[format](build_timeline(moved, pricer, bytes_pricer=bytes_pricer), weight=weight)
-    with paths.open_text(os.fspath(path), "w") as file:
-        file.writelines(pieces)
+    paths.write_text(os.fspath(path), pieces)

@@ -311,5 +311,4 @@ def _write(text: str, output_file: OutputFile) -> None:
         return
     path = os.fspath(output_file)
     paths.check_writable(path)
-    with paths.open_text(path, "w") as file:
-        file.write(f"{text}\n")
+    paths.write_text(path, f"{text}\n")

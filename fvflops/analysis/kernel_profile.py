@@ -287,8 +287,8 @@ class KernelProfile:
         match = self.match()
         texts = _EventArgs(match)
         about = {"about": self.about()}
-        with paths.open_text(self._save()) as lines, paths.open_text(name, "w") as out:
-            out.writelines(kernel_trace.annotate(lines, texts.of, about))
+        with paths.open_text(self._save()) as lines:
+            paths.write_text(name, kernel_trace.annotate(lines, texts.of, about))
 
     def _save(self) -> str:
         """Return the path of torch.profiler's own chrome trace, which it writes but once, and which goes with this."""

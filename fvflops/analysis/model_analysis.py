@@ -22,6 +22,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
 from fvflops.reports import html, icicle, notebook, picture
+from fvflops.reports.names import show_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
@@ -300,8 +301,7 @@ class ModelAnalysis:
             paths.check_writable(os.fspath(path))
         page = "".join(html.render(break_down(self)))
         if path is not None:
-            with paths.open_text(os.fspath(path), "w") as file:
-                file.write(page)
+            paths.write_text(os.fspath(path), page)
         return page
 
     def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
@@ -400,14 +400,16 @@ class ModelAnalysis:
         for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
-            listed = ", ".join(f"{op} ×{calls}" for op, calls in unknown.most_common(8))
+            listed = ", ".join(f"{show_short(op)} ×{calls}" for op, calls in unknown.most_common(8))
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             _LOGGER.warning("Unsupported operators, not in the count: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
             places = self.module_tree().places
             uncalled = sorted(name for name in self.uncalled_modules() if places[name].has_forward)
             if uncalled:
-                listed = ", ".join(uncalled[:8]) + (f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else "")
+                listed = ", ".join(map(show_short, uncalled[:8])) + (
+                    f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else ""
+                )
                 _LOGGER.warning(
                     "No op was seen in the modules %s: they are unused, do nothing, or were used without calling them",
                     listed,

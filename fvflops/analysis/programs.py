@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ def load_program(path: str | os.PathLike[str]) -> Any:
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise ValueError(f"{name}: there is no such file")
+    if not zipfile.is_zipfile(name):  # of which torch would warn at length
+        raise ValueError(f"{name}: this is no program of torch.export: it is no zip archive, or not a whole one")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's own use of its own deprecated functions

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from fvflops.metrics import Pricer, count
+from fvflops.reports.names import show_short
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
 
@@ -72,7 +73,7 @@ class PerStep:
         if self.phases:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
         if self.unknown:
-            named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
+            named = [f"{show_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
             text += f"; UNKNOWN, so missing: {', '.join(named)}"
         return text
 

@@ -10,6 +10,7 @@ from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
 from fvflops.reports import parameters, table, tree
+from fvflops.reports.collapse import collapse as collapse_runs
 from fvflops.trace import PHASES, Summary
 
 
@@ -54,10 +55,16 @@ def flop_count_table(
     max_depth: int = 3,
     activations: ModelAnalysis | None = None,
     show_param_shapes: bool = True,
+    *,
+    sort: str | None = None,
+    top: int | None = None,
+    collapse: bool = False,
 ) -> str:
     """Return a Markdown table of parameters, flops and, where given, activations of each module down to `max_depth`.
 
-    A chain of single children with equal counts is one row; modules that count nothing are left out.
+    A chain of single children with equal counts is one row; modules that count nothing are left out. With `sort`, a
+    column such as "flops" or "name", or `top` modules stand in one list, down to `max_depth`, those with most first,
+    and `top` of them are shown. `collapse` makes equal layers one after the other one row, such as "layers.0–31 × 32".
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
@@ -69,7 +76,8 @@ def flop_count_table(
     |  bias    |  (30,)                 |          |
     """
     summary = _quiet_summary(flops, activations)
-    return table.render(summary, depth=max_depth, show_param_shapes=show_param_shapes)
+    summary = collapse_runs(summary) if collapse else summary
+    return table.render(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
 
 def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> str:

@@ -111,6 +111,7 @@ class RecordingMode(WrapperAware):
         duration = meter.end(begun, ended)
         number, writes = self._calls.look(schema, noted, result)
         recorder.add(number, noted[2], writes, meter.columns(begun, duration))
+        meter.sample()
         meter.lost += begun.ns - came + clock() - ended + meter.per_op
         return result
 

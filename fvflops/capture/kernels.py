@@ -31,11 +31,13 @@ _STARTS = {
 
 def name_ranges(reading: Reading) -> dict[str, str]:
     """Return the text of the range of each module, by the module's name."""
-    places = reading.tree.places
-    return {
-        name: f"{MARK}{name} ({places[name].class_name})" if name else f"{MARK}({places[name].class_name})"
-        for name in reading.names.values()
-    }
+    return {name: _name_range(name, reading.tree.places[name].class_name) for name in reading.names.values()}
+
+
+def _name_range(name: str, class_name: str) -> str:
+    text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
+    # The profiler takes UTF-8, which has no half characters.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager

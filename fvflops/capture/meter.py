@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 MEASURES = ("time", "memory")
-# So many calls of an op that does next to nothing tell what a dispatch mode costs a call; the best of so many rounds.
-_CALLS, _ROUNDS = 100, 5
+# An op that does nothing, and that torch.profiler does not see. It is called after each of the first ops, and then
+# after one in so many; of so many of its times half are forgotten.
+_do_nothing = torch.ops.aten.is_complex.default._op
+_ONE_IN, _MOST = 8, 1000
+# What is subtracted from an op's time is at most this share of it.
+_MOST_OF_OP = 0.1
+_DURATION = 10  # where it stands in an event's row
 
 
 class Begun:
@@ -26,24 +32,16 @@ class Begun:
         self.memory = memory
 
 
-class _Passing(TorchDispatchMode):
-    """A dispatch mode that only passes on, as the recording one does without its own work."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 class Meter:
     """Reads the clock, and a device's allocator, around ops and regions.
 
-    On CUDA a pair of events stands around each, so that nothing waits for the device until the end. `lost` is the time
-    in ns that watching took so far: what the dispatch mode did, measured, and for each op what it takes to come there
-    and back, which is measured once, at the beginning. It is subtracted from a region's time. `live` are the bytes of
-    the storages that the run made and that are alive, which on a CPU is the memory that is told.
+    On CUDA a pair of events stands around each, so that nothing waits for the device until the end. `per_op` is the
+    time in ns that the way from Python into an op and back takes: ten times what it takes in a loop, since kernels
+    leave nothing of it in the processor's caches, so that it is sampled in the run itself, by an op that does nothing.
+    On a CPU its median is subtracted from each op's time, but of small ops, which leave more in the caches, no more
+    than a tenth. `lost` is the time in ns that watching took so far: what the dispatch mode did, measured, and for each
+    op that way once more. It is subtracted from a region's time. `live` are the bytes of the storages that the run made
+    and that are alive, which on a CPU is the memory that is told.
     """
 
     def __init__(self, measure: Collection[str], device: torch.device | None = None) -> None:
@@ -55,7 +53,12 @@ class Meter:
         self._cuda = device if device is not None and device.type == "cuda" and torch.cuda.is_available() else None
         self.lost = 0
         self.live = 0
-        self.per_op = _time_dispatch() if self._time else 0
+        self.per_op = 0
+        self._ops = 0
+        self._ways: list[int] = []  # in the order of their times
+        with _disable_current_modes():
+            self._tensor = torch.zeros((), device="cpu")
+        _do_nothing(self._tensor)  # the first call in a process takes longer
         # Read first and last around an op, without a function of ours between: after a kernel that would take long.
         self.clock = perf_counter_ns
         self._origin = self.clock()
@@ -81,6 +84,19 @@ class Meter:
         event.record()
         return begun.event, event
 
+    def sample(self) -> None:
+        """Note that an op has run, and after some see what the way to an op and back takes, if no other mode would."""
+        self._ops += 1
+        due = self._time and (self._ops <= _ONE_IN or self._ops % _ONE_IN == 0)
+        if not due or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            return
+        begun = self.clock()
+        _do_nothing(self._tensor)
+        insort(self._ways, self.clock() - begun)
+        if len(self._ways) > _MOST:
+            del self._ways[::2]
+        self.per_op = self._ways[len(self._ways) // 2]
+
     def columns(self, begun: Begun, duration: Any) -> tuple[Any, ...]:
         """Return the columns of an event from `start_ns` on."""
         times = (begun.ns - self._origin, duration) if self._time else (None, None)
@@ -98,35 +114,23 @@ class Meter:
         return about | ({"overhead_ns": str(self.lost), "overhead_ns_per_op": str(self.per_op)} if self._time else {})
 
     def resolve(self, events: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return events with the times that CUDA has measured, all of whose work is waited for."""
-        if self._cuda is None or not self._time:
+        """Return events with the times that CUDA has measured, all of whose work is waited for, or that ops took."""
+        if not self._time:
             return list(events)
+        if self._cuda is None:
+            return [self._less_the_way(event) for event in events]
         torch.cuda.synchronize(self._cuda)
         return [_resolve(event) for event in events]
 
+    def _less_the_way(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
+        if event[0] != "op" or len(event) <= _DURATION:
+            return event
+        duration = event[_DURATION]
+        return *event[:_DURATION], duration - min(self.per_op, int(duration * _MOST_OF_OP)), *event[_DURATION + 1 :]
+
 
 def _resolve(event: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(event) <= 10 or not isinstance(event[10], tuple):
+    if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
         return event
-    start, end = event[10]
-    return *event[:10], round(start.elapsed_time(end) * 1e6), *event[11:]
-
-
-def _time_dispatch() -> int:
-    """Return what a dispatch mode costs a call, in ns; modes that are on, other recordings' too, see nothing of it."""
-    with _disable_current_modes(), torch.no_grad():
-        tensor = torch.zeros(())
-        bare = _time_calls(tensor)
-        with _Passing():
-            return max(0, (_time_calls(tensor) - bare) // _CALLS)
-
-
-def _time_calls(tensor: torch.Tensor) -> int:
-    best = None
-    for _ in range(_ROUNDS):
-        begun = perf_counter_ns()
-        for _ in range(_CALLS):
-            tensor.zero_()
-        passed = perf_counter_ns() - begun
-        best = passed if best is None else min(best, passed)
-    return best or 0
+    start, end = event[_DURATION]
+    return *event[:_DURATION], round(start.elapsed_time(end) * 1e6), *event[_DURATION + 1 :]

@@ -34,6 +34,7 @@ from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import Region, Signature, StopsAt, Trace
+from fvflops.trace.printable import show
 
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
@@ -110,12 +111,12 @@ def record_call(
                 outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
             if isinstance(outcome, Trace):
                 if "supposed" in outcome.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", outcome.about["supposed"])
+                    _LOGGER.warning("supposed, for want of a number: %s", show(outcome.about["supposed"]))
                 return outcome
             failure = outcome
         trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
         if failure:
-            _LOGGER.warning("%s; the model was run for real", failure)
+            _LOGGER.warning("%s; the model was run for real", show(failure))
         return trace
 
 

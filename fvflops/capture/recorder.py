@@ -434,7 +434,9 @@ class Recorder(Strand):
 
     def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
         """Return what was taken down so far."""
-        events = list(self._taken_down()) if self.recording else self._taken_down()
+        events = self._taken_down()
+        if self.recording:
+            events = list(events) if self.meter is None else self.meter.resolve(events)
         calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
         outsiders = self._outsiders({*self._active, *(stack for _, stack, _ in region_calls)})

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 
 from fvflops import __version__
+from fvflops.cli.outputs import check_outputs
+from fvflops.trace.printable import show
 
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
 COMMANDS = {
@@ -39,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             # torch says this when NumPy is not installed; nothing here needs NumPy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            check_outputs(arguments)
             command = importlib.import_module(f"fvflops.cli.{arguments.command}")
             return int(command.run(arguments))
     except BrokenPipeError:
@@ -136,11 +139,21 @@ def _add_count_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="table",
         metavar="F",
-        help="table, tree, json, csv, markdown, paper, latex, html, svg, png, dot (for Graphviz) or model-explorer",
+        help="table, fvcore (the table with shapes of parameters, on a terminal too), tree, json, csv, "
+        "markdown, paper, latex, html, svg, png, dot (for Graphviz) or model-explorer",
+    )
+    _add_order_arguments(parser, "parameters, flops, activations or name, all levels in one list; default: in order")
+    parser.add_argument(
+        "--collapse", action="store_true", help="show equal layers that follow each other as one row with their sum"
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
     files = parser.add_argument_group("files beside the report, of counted work")
     _add_export_arguments(files, weights="flops (default), macs, bytes, memory")
+
+
+def _add_order_arguments(parser: argparse._ActionsContainer, keys: str) -> None:
+    parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
+    parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
 
 
 def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -254,12 +267,10 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     shown.add_argument("--depth", type=_depth, metavar="N", help="deepest module level that is shown; default: 2")
-    shown.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
-    shown.add_argument(
-        "--sort",
-        metavar="KEY",
-        help="by what lines are ranked: time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, "
-        "mismatch or name; default: modules and op calls in order, operators by time",
+    _add_order_arguments(
+        shown,
+        "time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, mismatch or name; default: modules "
+        "and op calls in order, operators by time",
     )
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
@@ -335,7 +346,7 @@ def say_error(error: BaseException) -> str:
     >>> say_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
     """
-    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    text = show(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -345,10 +356,10 @@ def say_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = f"the program asked to exit with {error.code!r}"
+        text = show(f"the program asked to exit with {error.code!r}")
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     places = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if not places:
         return kind
-    return f"{kind} ({os.path.basename(places[-1].filename)}:{places[-1].lineno}; --debug shows the traceback)"
+    return f"{kind} ({show(os.path.basename(places[-1].filename))}:{places[-1].lineno}; --debug shows the traceback)"

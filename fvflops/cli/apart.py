@@ -79,5 +79,4 @@ def _record(wanted: dict[str, Any]) -> None:
 
     arguments = argparse.Namespace(config=None, **wanted)
     analysis = analyse(wanted["model"], arguments, load_table(wanted["table"]))
-    with paths.open_text(wanted["result"], "w") as file:
-        file.write(analysis.trace().to_json())
+    paths.write_text(wanted["result"], analysis.trace().to_json())

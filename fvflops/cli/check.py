@@ -12,7 +12,7 @@ from fvflops.cli.subjects import analyse
 from fvflops.formulas import load_table
 from fvflops.metrics.budgets import find_budget, load_budgets
 from fvflops.reports import budget as report
-from fvflops.reports.names import show
+from fvflops.reports.names import show, show_short
 from fvflops.trace.budget import Budget, Verdict
 
 
@@ -26,11 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     budget = budgets.get(name) if arguments.update else find_budget(budgets, name, arguments.budget)
     wanted = _choose_table(arguments.table, budget)
     table = load_table(wanted)
-    for path in (arguments.output, arguments.summary):
-        if path is not None:
-            paths.check_writable(path)
     if arguments.update:
-        paths.check_replaceable(arguments.budget)
+        paths.check_writable(arguments.budget)
     analysis = analyse(arguments.model, arguments, table)
     if arguments.update:
         write(_update(analysis, budget, name, arguments), arguments.output)
@@ -55,14 +52,13 @@ def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, argum
         arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
     )
     if not changes:
-        return f"{arguments.budget}: {show(name)} is as it stands there."
-    lines = [f"{arguments.budget}: {show(name)} {'updated' if budget else 'added'}."]
+        return f"{show(arguments.budget)}: {show_short(name)} is as it stands there."
+    lines = [f"{show(arguments.budget)}: {show_short(name)} {'updated' if budget else 'added'}."]
     for what, old, new in changes:
-        lines.append(f"  {show(what)}: {new}" if old is None else f"  {show(what)}: {show(old)} → {new}")
+        lines.append(f"  {show_short(what)}: {new}" if old is None else f"  {show_short(what)}: {show(old)} → {new}")
     return "\n".join(lines)
 
 
 def _summarise(verdict: Verdict, path: str | None) -> None:
     if path is not None:
-        with paths.open_text(path, "a") as file:
-            file.write(report.render_markdown(verdict) + "\n\n")
+        paths.append_text(path, report.render_markdown(verdict) + "\n\n")

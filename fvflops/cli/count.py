@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -16,21 +15,35 @@ from fvflops.analysis.text import tell_about
 from fvflops.capture.model import describe_inputs
 from fvflops.cli.exports import check_exports
 from fvflops.cli.models import Subject, load_model
+from fvflops.cli.screen import find_screen
 from fvflops.formulas import load_table
-from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, ledger, picture
+from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, csv, ledger, markdown, picture, terminal
+from fvflops.reports import table as table_report
 from fvflops.reports.call_rows import write_json
-from fvflops.reports.csv import write_rows
-from fvflops.trace import Status
+from fvflops.reports.collapse import collapse
+from fvflops.reports.ranking import check_sort, check_top
+from fvflops.trace import Status, Summary
 
 T = TypeVar("T")
 # Those that a list of calls has.
 _CALL_FORMATS = ("table", "csv", "json")
+# The reports whose rows can be ordered, cut and collapsed.
+_LISTS: Mapping[str, Callable[..., str]] = {
+    "table": table_report.render,
+    "markdown": markdown.render,
+    "csv": csv.render,
+}
+# View → by what its rows can be ordered; operators have no parameters.
+_SORTS = {
+    "module": ("parameters", "flops", "activations", "name"),
+    "operator": ("flops", "activations", "name"),
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the model that the arguments name and write the report; return the exit code."""
     check_format(arguments.format)
-    check_output(arguments.output)
+    _check_rows(arguments)
     if arguments.format in PICTURES:
         _check_picture(arguments)
     if arguments.format in GRAPHS and arguments.by != "module":
@@ -39,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
     if arguments.weight == "time":
         raise ValueError("--weight time: nothing is timed here; fvflops profile runs the model under the clock")
-    files = check_exports(arguments, (arguments.output,))
+    files = check_exports(arguments)
     table = load_table(arguments.table)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
@@ -76,10 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     summary = summarise(flops, activations)
-    text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
-    if arguments.format in ("table", "tree"):
-        text = f"{text}\n\n{ledger.render(summary)}"
-    write(text, arguments.output)
+    write(_render(summary, arguments), arguments.output)
     return 0
 
 
@@ -92,8 +102,37 @@ def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> st
         return f"{text}\n\n{ledger.render(summarise(flops))}"
     rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
     if arguments.format == "csv":
-        return write_rows(rows)
+        return csv.write_rows(rows)
     return write_json(rows, {"fvflops": __version__, **tell_about(flops)})
+
+
+def _render(summary: Summary, arguments: argparse.Namespace) -> str:
+    if arguments.format not in _LISTS:
+        text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
+        return f"{text}\n\n{ledger.render(summary)}" if arguments.format in ("fvcore", "tree") else text
+    summary = collapse(summary) if arguments.collapse else summary
+    options = {"by": arguments.by, "depth": arguments.depth, "sort": arguments.sort, "top": arguments.top}
+    if arguments.format != "table":
+        return _LISTS[arguments.format](summary, **options)
+    screen = find_screen(sys.stdout) if arguments.output is None else None
+    if screen is not None:
+        return terminal.render(summary, **options, **screen._asdict())
+    return f"{table_report.render(summary, **options)}\n\n{ledger.render(summary)}"
+
+
+def _check_rows(arguments: argparse.Namespace) -> None:
+    """Raise ValueError where rows are to be ordered, cut or collapsed in a report that does not do that."""
+    asked = {"--sort": arguments.sort, "--top": arguments.top, "--collapse": arguments.collapse or None}
+    given = [option for option, value in asked.items() if value is not None]
+    if given and arguments.format not in _LISTS:
+        raise ValueError(f"{given[0]} is for the formats {', '.join(_LISTS)}, not for {arguments.format}")
+    if arguments.collapse and arguments.by == "operator":
+        raise ValueError("--collapse makes equal modules one row: leave --by operator out")
+    if given and arguments.by in calls.VIEWS:
+        raise ValueError(f"{given[0]} is for --by module, operator and both, not for {arguments.by}")
+    check_top(arguments.top)
+    if arguments.sort is not None:
+        check_sort(arguments.sort, _SORTS["operator" if arguments.by != "module" else "module"])
 
 
 def check_format(name: str) -> None:
@@ -101,7 +140,7 @@ def check_format(name: str) -> None:
 
     >>> check_format("htlm")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: no format is called 'htlm': take 'html', or another of csv, dot, html, ...
+    ValueError: no format is called 'htlm': take 'html', or another of csv, dot, fvcore, html, ...
     """
     known = sorted((*REPORTS, *PAGES, *PICTURES, *GRAPHS))
     if name not in known:
@@ -115,21 +154,6 @@ def _check_picture(arguments: argparse.Namespace) -> None:
     if arguments.output is None:
         raise ValueError(f"a picture needs a file: add --output model.{arguments.format}")
     picture.check_drawable()
-
-
-def check_output(path: str | None) -> None:
-    """Raise OSError where a report cannot be written to a path, before there is one; no folder is made.
-
-    >>> check_output("no/such/folder/report.html")
-    Traceback (most recent call last):
-    OSError: no/such/folder/report.html cannot be written: there is no folder no/such/folder
-    """
-    if path is None:
-        return
-    folder = os.path.dirname(path)
-    if "://" not in path and folder and not os.path.isdir(folder):
-        raise OSError(f"{path} cannot be written: there is no folder {folder}")
-    paths.check_writable(path)
 
 
 def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
@@ -169,5 +193,4 @@ def write(text: str, path: str | None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    with paths.open_text(path, "w") as file:
-        file.write(text)
+    paths.write_text(path, text)

@@ -6,7 +6,6 @@ import argparse
 import os
 from difflib import get_close_matches
 
-from fvflops import paths
 from fvflops.analysis.diff import subtract_traces
 from fvflops.cli.count import write
 from fvflops.cli.subjects import FILES, analyse
@@ -21,8 +20,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format not in FORMATS:
         near = get_close_matches(arguments.format, FORMATS, n=1, cutoff=0.0)[0]
         raise ValueError(f"diff writes {', '.join(FORMATS)}, not {arguments.format!r}: take {near!r}")
-    if arguments.output is not None:
-        paths.check_writable(arguments.output)
     table = load_table(arguments.table)
     first = analyse(arguments.model, arguments, table)
     # A file has inputs of its own: those of A are not meant for it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from fvflops.analysis.exporting import prepare_export
 
@@ -11,17 +11,12 @@ from fvflops.analysis.exporting import prepare_export
 OPTIONS: Mapping[str, str] = {"trace": "chrome-trace", "speedscope": "speedscope", "flamegraph": "flame-graph"}
 
 
-def check_exports(arguments: argparse.Namespace, others: Collection[str | None] = ()) -> dict[str, str]:
-    """Return path → format of the files that are asked for; a mistake raises, before there is anything to write.
-
-    `others` are the paths of the run's other files.
-    """
+def check_exports(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return path → format of the files that are asked for; a mistake raises, before there is anything to write."""
     files: dict[str, str] = {}
     for option, format in OPTIONS.items():
         path = getattr(arguments, option)
         if path is not None:
-            if path in files or path in others:
-                raise ValueError(f"--{option} {path}: another file of this run has that path")
             files[path] = prepare_export(path, format, arguments.weight)
     if arguments.weight is not None and not files:
         raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")

@@ -151,11 +151,13 @@ def _read_config(config: str | None) -> dict[str, Any]:
         text = config if config.lstrip()[:1] in ("{", "[") else paths.read_text(config, _MAX_CONFIG)
     except OSError as error:
         raise ValueError(f"--config {config}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--config {config}: this is not UTF-8 text ({error})") from error
     if text is None:
         raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
     try:
         settings = json.loads(text.removeprefix("\ufeff"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--config {config}: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f'--config {config}: a configuration is a JSON object, such as {{"num_hidden_layers": 2}}')

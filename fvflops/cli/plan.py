@@ -15,6 +15,7 @@ from fvflops.cli.count import parse_assumptions, run_on, write
 from fvflops.cli.models import load_function, load_model
 from fvflops.formulas import load_table
 from fvflops.reports import communication as report
+from fvflops.reports.names import show, show_short
 from fvflops.trace import Status
 from fvflops.units import format_size, format_thousands
 
@@ -85,23 +86,23 @@ def _render(name: str, plan: RankPlan, table: str) -> str:
     phases = {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()}
     parts = ", ".join(f"{phase} {format_size(value)}" for phase, value in phases.items())
     lines = [
-        f"{name} on {mesh}: {format_thousands(plan.world)} ranks; rank {plan.rank} is {place}.",
-        f"Inputs of this rank: {plan.trace.about['inputs']}.",
+        f"{show(name)} on {mesh}: {format_thousands(plan.world)} ranks; rank {plan.rank} is {place}.",
+        f"Inputs of this rank: {show_short(plan.trace.about['inputs'])}.",
         "",
         f"Parameters: {format_thousands(plan.parameters)} here ({format_thousands(plan.parameter_bytes)} bytes) of "
         f"the model's {format_thousands(plan.model_parameters)}.",
         f"Multiply-adds: {format_thousands(flops.macs())}.",
-        f"Flops by the table {table}: {format_thousands(flops.total())} ({parts}).",
+        f"Flops by the table {show(table)}: {format_thousands(flops.total())} ({parts}).",
     ]
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if unknown:
-        named = ", ".join(f"{op} ({calls})" for op, calls in unknown.most_common())
+        named = ", ".join(f"{show_short(op)} ({calls})" for op, calls in unknown.most_common())
         lines.append(f"UNKNOWN, so missing from the flops: {named}.")
     if "supposed" in plan.trace.about:
-        lines.append(f"SUPPOSED, for want of a number: {plan.trace.about['supposed']}.")
+        lines.append(f"SUPPOSED, for want of a number: {show(plan.trace.about['supposed'])}.")
     lines += ["", report.render(plan.communication())]
     lines += ["", *(f"Derived, not run: {rule}." for rule in plan.derived)]
-    lines += [f"Left out: {what}." for what in plan.left_out]
+    lines += [f"Left out: {show(what)}." for what in plan.left_out]
     return "\n".join(lines)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fvflops import paths
 from fvflops.analysis import schedule
 from fvflops.analysis.model_profile import read_profile
 from fvflops.analysis.profile import ProfileAnalysis
@@ -27,6 +26,7 @@ from fvflops.metrics.devices import Device
 from fvflops.reports import measured as measured_report
 from fvflops.reports import op_calls as op_calls_report
 from fvflops.reports import profile as deepspeed_report
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace import PHASES
 
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
@@ -89,8 +89,8 @@ def _check(arguments: argparse.Namespace) -> Wanted:
     """Return what is wanted; what can be known to be wrong before the model is even built raises."""
     sorts = op_calls_report.SORTS if arguments.by == "op" else measured_report.SORTS
     if arguments.sort is not None:
-        measured_report.check_sort(arguments.sort, sorts)
-    measured_report.check_top(arguments.top)
+        check_sort(arguments.sort, sorts)
+    check_top(arguments.top)
     if arguments.phase is not None and arguments.phase not in PHASES:
         raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
@@ -113,14 +113,9 @@ def _check(arguments: argparse.Namespace) -> Wanted:
 
 
 def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
-    files = check_exports(arguments, (arguments.output, arguments.html))
+    files = check_exports(arguments)
     if arguments.html is not None:
-        if arguments.html == arguments.output:
-            raise ValueError(f"--html {arguments.html}: another file of this run has that path")
-        paths.check_writable(arguments.html)
         files[arguments.html] = "html"
-    if arguments.output is not None:
-        paths.check_writable(arguments.output)
     return files
 
 
@@ -180,13 +175,22 @@ def _choose_device(name: str | None) -> str | None:
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
-    """Write the report, and the files."""
-    write(_render(profile, arguments, wanted), arguments.output)
-    for path, format in wanted.files.items():
-        if format == "html":
-            profile.to_html(path)
-        else:
-            profile.export(path, format=format, weight=arguments.weight)
+    """Write the report, and the files; where one cannot be written the others are, before that is raised."""
+    failures: list[OSError] = []
+    for path, format in {arguments.output: "report", **wanted.files}.items():
+        try:
+            if format == "report":
+                write(_render(profile, arguments, wanted), path)
+            elif format == "html":
+                profile.to_html(path)
+            else:
+                profile.export(path, format=format, weight=arguments.weight)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:

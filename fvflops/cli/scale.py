@@ -23,6 +23,7 @@ from fvflops.cli.roofline import add_up_results
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports import picture, scaling_plot
 from fvflops.reports import scaling as report
+from fvflops.reports.names import show
 from fvflops.trace.scaling import CostExpression
 from fvflops.units import format_quantity
 
@@ -55,9 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.metric not in metrics:
         raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(metrics)}")
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
-    for path in (arguments.output, arguments.plot):
-        if path is not None:
-            paths.check_writable(path)
     table = load_table(arguments.table)
     if arguments.generate is not None:
         text, title, drawn = _generate(arguments, table)
@@ -116,9 +114,9 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, 
 
 def _title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
     if arguments.metric == "parameters":
-        return f"{arguments.model}: parameters."
+        return f"{show(arguments.model)}: parameters."
     of = "" if arguments.metric != "flops" else f" (a multiply-add is {format_quantity(table.multiply_add, 'flop')})"
-    return f"{arguments.model}: {arguments.metric} of {what}, in the convention {table.name}{of}."
+    return f"{show(arguments.model)}: {arguments.metric} of {what}, in the convention {show(table.name)}{of}."
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:

@@ -11,6 +11,7 @@ from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.schedules import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.integrations.saving import Folder, saving
+from fvflops.reports.names import show_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
 
@@ -101,6 +102,8 @@ class RecordedLoop:
             self._counted = steps, per_step.mean
             if per_step.unknown and not self._warned:
                 self._warned = True
-                named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in per_step.unknown.items()]
+                named = [
+                    f"{show_short(op)} ({format_quantity(calls, 'call')})" for op, calls in per_step.unknown.items()
+                ]
                 _LOGGER.warning("%s lacks what the table does not know: %s", LOGGED, ", ".join(named))
         return self._counted[1]

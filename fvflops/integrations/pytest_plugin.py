@@ -124,6 +124,6 @@ class FlopsBudget:
         from fvflops.metrics.budgets import find_budget, load_budgets
 
         if update:
-            paths.check_replaceable(file)
+            paths.check_writable(file)
             return load_budgets(file).get(name) if paths.exists(file) else None
         return find_budget(load_budgets(file), name, file)

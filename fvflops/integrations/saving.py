@@ -19,8 +19,7 @@ def save_trace(recording: record, folder: Folder, rank: int) -> str:
     name = os.fspath(folder)
     paths.make_folder(name)
     path = f"{name.rstrip('/')}/rank{rank}.json"
-    with paths.open_text(path, "w") as file:
-        file.write(recording.trace().to_json())
+    paths.write_text(path, recording.trace().to_json())
     return path
 
 

@@ -278,7 +278,11 @@ def _write_block(kind: str, values: Mapping[str, int], indent: str) -> list[str]
 
 def _quote(name: str) -> str:
     plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
-    return name if plain else json.dumps(name, ensure_ascii=not name.isprintable())
+    if plain:
+        return name
+    # As JSON has it, but for characters beyond 16 bits: those stay, or are written in the way of YAML.
+    quoted = json.dumps(name, ensure_ascii=False)
+    return "".join(mark if mark.isprintable() else f"\\U{ord(mark):08x}" for mark in quoted)
 
 
 def _indent(line: str) -> str:

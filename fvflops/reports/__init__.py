@@ -40,6 +40,7 @@ class Report(Protocol):
 
 REPORTS: Mapping[str, Report] = {
     "table": table.render,
+    "fvcore": table.render,
     "tree": tree.render,
     "json": json.render,
     "csv": csv.render,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fvflops.reports.names import show_short
 from fvflops.reports.pipe import draw
 from fvflops.reports.statistics import depth_of
 from fvflops.trace.parameters import ParameterCount
@@ -40,4 +41,4 @@ def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int 
 
 
 def _indent(name: str) -> str:
-    return " " * depth_of(name) + name.rpartition(".")[2] if name else "model"
+    return " " * depth_of(name) + show_short(name.rpartition(".")[2]) if name else "model"

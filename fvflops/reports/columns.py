@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_GAP = "  "
+from fvflops.reports.cells import measure, pad
+
+GAP = "  "
 
 
 def draw(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
@@ -16,14 +18,13 @@ def draw(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
     model   12 ms
      fc      3 ms
     """
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    widths = [max(map(measure, column)) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
     return "\n".join(_write(line, widths, left) for line in lines)
 
 
 def _write(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
     padded = [
-        cell.ljust(width) if index < left else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        pad(cell, width, right=index >= left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    return _GAP.join(padded).rstrip()
+    return GAP.join(padded).rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fvflops.reports.names import show_short
 from fvflops.reports.pipe import draw
 from fvflops.trace.communication import Communication, Route, Volume
 from fvflops.units import format_thousands
@@ -24,14 +25,16 @@ def render(communication: Communication) -> str:
         total = communication.total()
         parts.append(draw(_HEADERS, [*rows, ("total", "", "", "", *_figures(total))]))
     if communication.unknown:
-        named = ", ".join(f"{op} ({format_thousands(calls)})" for op, calls in communication.unknown.items())
+        named = ", ".join(
+            f"{show_short(op)} ({format_thousands(calls)})" for op, calls in communication.unknown.items()
+        )
         parts.append(f"UNKNOWN, so missing from the bytes: {named}.")
     return "\n\n".join(parts) or "Nothing is communicated."
 
 
 def _row(route: Route, volume: Volume) -> tuple[str, ...]:
     size = "?" if route.size is None else format_thousands(route.size)
-    return route.collective, route.axis, size, route.dtype, *_figures(volume)
+    return show_short(route.collective), show_short(route.axis), size, show_short(route.dtype), *_figures(volume)
 
 
 def _figures(volume: Volume) -> tuple[str, str, str]:

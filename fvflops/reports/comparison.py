@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
+from fvflops.reports.names import show, show_short
 from fvflops.reports.pipe import draw
 from fvflops.trace.comparison import Comparison, Difference, Tally
 from fvflops.units import format_quantity, format_size
@@ -30,9 +31,9 @@ def render(comparison: Comparison, *, against: str | None = None, shown: int = S
     comparison.between(against, against)  # which refuses an unknown name
     base = comparison.tallies[against]
     paragraphs = [
-        f"{comparison.subject}\n\n" + "\n".join(wrap(_PREFACE, _WIDTH)),
+        f"{show_short(comparison.subject)}\n\n" + "\n".join(wrap(_PREFACE, _WIDTH)),
         _draw_tallies(list(comparison.tallies.values())),
-        f"Why the others do not say {format_size(base.total)}, as {against} does:",
+        f"Why the others do not say {format_size(base.total)}, as {show(against)} does:",
     ]
     for name in names:
         if name != against:
@@ -45,12 +46,12 @@ def _draw_tallies(tallies: Sequence[Tally]) -> str:
     headers = ("convention", "it reports", "one MAC is", "MACs", "other FLOPs", "it is")
     rows = [
         (
-            tally.name,
+            show(tally.name),
             format_size(tally.total),
             "1 FLOP" if tally.multiply_add == 1 else f"{tally.multiply_add} FLOPs",
             format_size(tally.macs),
             format_size(tally.flops),
-            tally.description.partition(";")[0],
+            show(tally.description.partition(";")[0]),
         )
         for tally in tallies
     ]
@@ -58,7 +59,7 @@ def _draw_tallies(tallies: Sequence[Tally]) -> str:
 
 
 def _explain(base: Tally, tally: Tally, reasons: Sequence[Difference], shown: int) -> str:
-    head = f"{tally.name} says {format_size(tally.total)}"
+    head = f"{show(tally.name)} says {format_size(tally.total)}"
     if not reasons:
         return f"{head}: the same"
     told = [(reason.value, _say(reason, base, tally)) for reason in reasons[:shown]]
@@ -71,18 +72,19 @@ def _explain(base: Tally, tally: Tally, reasons: Sequence[Difference], shown: in
 
 def _say(reason: Difference, base: Tally, tally: Tally) -> str:
     calls = f" ({format_quantity(reason.calls, 'call')})"
+    first, second = show_short(reason.first), show_short(reason.second)
     match reason.kind:
         case "unit":
             return f"it counts a MAC as {format_quantity(tally.multiply_add, 'FLOP')}, not {base.multiply_add}"
         case "without":
-            return f"it leaves out {reason.first}{calls}"
+            return f"it leaves out {first}{calls}"
         case "unknown":
-            return f"it has no formula for {reason.first}{calls}"
+            return f"it has no formula for {first}{calls}"
         case "beside":
-            return f"it also counts {reason.second}{calls}"
-    if reason.first == reason.second:
-        return f"it counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"
-    return f"it counts {reason.second} where {base.name} counts {reason.first}{calls}"
+            return f"it also counts {second}{calls}"
+    if first == second:
+        return f"it counts {'more' if reason.value > 0 else 'less'} for {first}{calls}"
+    return f"it counts {second} where {show(base.name)} counts {first}{calls}"
 
 
 def _sign(value: int) -> str:

@@ -6,20 +6,24 @@ import csv
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from fvflops.reports.names import neutralise_formula
+from fvflops.reports.names import neutralise_formula, show
 from fvflops.reports.rows import Cell, Rows, list_rows
 from fvflops.trace import Summary
 
 
-def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+def render(
+    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> str:
     """Return the summary as CSV text, a line of headings first; the whole model is the module named "".
 
     By module: module, class, a column for each heading, and "yes" or "no" for whether it was called. By operator:
     operator and the headings; by both: module, operator and the headings, what is below the module included. `depth`
-    is how many modules below the root are listed, all if None; by operator it is ignored. Lines end with "\\n". A name
-    that a spreadsheet would take for a formula has an apostrophe in front. An unknown view raises ValueError.
+    is how many modules below the root are listed, all if None; by operator it is ignored. With `sort`, a heading or
+    "name", or `top` those with most are first, and `top` of them are listed. Lines end with "\\n". A name that a
+    spreadsheet would take for a formula has an apostrophe in front, and what cannot be printed is written as its
+    escape. An unknown view or order raises ValueError.
     """
-    return write_rows(list_rows(summary, by=by, depth=depth, report="the CSV report"))
+    return write_rows(list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
 
 
 def write_rows(rows: Rows) -> str:
@@ -40,5 +44,5 @@ def write_rows(rows: Rows) -> str:
 def _say(cell: Cell) -> str | int | None:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    # A NUL cannot stand in CSV: before Python 3.11 neither the writer nor the reader takes one.
-    return neutralise_formula(cell).replace("\0", "\\x00") if isinstance(cell, str) else cell
+    # The text may be read on a terminal too, and line by line; the exact names are in the JSON report.
+    return neutralise_formula(show(cell)) if isinstance(cell, str) else cell

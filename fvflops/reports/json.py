@@ -26,7 +26,7 @@ import math
 from numbers import Integral
 from typing import Any
 
-from fvflops.reports.statistics import check_view
+from fvflops.reports.statistics import check_view, check_whole
 from fvflops.trace import ModuleTree, Summary
 
 SCHEMA = 1
@@ -43,6 +43,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     The text holds all views in full depth, so `by` and `depth` change nothing; an unknown view raises ValueError.
     """
     check_view(by, report="the JSON report")
+    check_whole(summary, "the JSON report")
     return json.dumps(
         {
             "format": _FORMAT,

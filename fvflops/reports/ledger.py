@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from fvflops.reports import names
 from fvflops.trace import Summary
@@ -27,31 +28,45 @@ def render(summary: Summary) -> str:
     return "\n".join(write_sentences(summary))
 
 
+class Sentence(NamedTuple):
+    """A sentence of the ledger, and whether it tells of a number that is doubtful ("doubt") or missing ("gap")."""
+
+    text: str
+    tone: str = ""
+
+
 def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.show) -> list[str]:
     """Return the ledger's sentences; `escape` is applied to each name in them."""
+    return [sentence.text for sentence in list_sentences(summary, escape=escape)]
+
+
+def list_sentences(summary: Summary, *, escape: Callable[[str], str] = names.show) -> list[Sentence]:
+    """Return the ledger's sentences with their tone; `escape` is applied to each name in them."""
     sentences = []
     table = summary.about.get("table")
     if table is not None:
-        sentences.append(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}.")
+        sentences.append(Sentence(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}."))
     if "inputs" in summary.about:
-        sentences.append(f"Inputs: {escape(summary.about['inputs']) or 'none'}.")
+        sentences.append(Sentence(f"Inputs: {escape(summary.about['inputs']) or 'none'}."))
     if not any(summary.ledger.values()):
         return sentences
-    sentences.append(_count_calls(summary.ledger))
+    sentences.append(Sentence(_count_calls(summary.ledger)))
     omitted = _rank(summary.ledger.get("omitted", {}))
     if omitted:
         named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in omitted[:_NAMED]]
         more = len(omitted) - _NAMED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
-        sentences.append(f"Left out by the table: {', '.join(named)}{rest}.")
+        sentences.append(Sentence(f"Left out by the table: {', '.join(named)}{rest}."))
     if "bounds" in summary.about:
-        sentences.append(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.")
+        sentences.append(
+            Sentence(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.", "doubt")
+        )
     if "supposed" in summary.about:
-        sentences.append(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.")
+        sentences.append(Sentence(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.", "doubt"))
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
         named = [f"{escape(op)} ({_measure(summary, op, calls)})" for op, calls in unknown]
-        sentences.append(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.")
+        sentences.append(Sentence(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.", "gap"))
     return sentences
 
 

@@ -2,63 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fvflops.reports import ledger
+from fvflops.reports.collapse import explain
 from fvflops.reports.names import escape_markdown
+from fvflops.reports.ranking import tell_more
 from fvflops.reports.statistics import (
+    OperatorRow,
     check_view,
-    depth_of,
     drop_zeros,
     format_cells,
     group_by_name,
     list_operator_headings,
     mark_uncalled,
+    rank_modules,
     rank_operators,
     rank_operators_by_module,
 )
-from fvflops.trace import Summary
+from fvflops.trace import ModuleInfo, Summary
 from fvflops.units import format_percent, format_size
 
 _ROOT = "**model**"  # bold, as a module may be named model
 
 
-def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+def render(
+    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> str:
     """Return the summary as Markdown, by module, by operator or by both, ending with the ledger.
 
     Modules without any count are left out, as in the table. `depth` is how many modules below the root are shown, all
-    if None; by operator it is ignored. An unknown view raises ValueError.
+    if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are first, `top` of
+    them are shown, and a note says how many more there are. An unknown view or order raises ValueError.
     """
     check_view(by, report="the Markdown report")
     if by == "module":
-        table = _write_modules(summary, depth)
+        cells = _prepare(summary)
+        modules = [place for place in rank_modules(summary, depth=depth, sort=sort, top=top) if place.name in cells]
+        table, more = _write_modules(summary, modules[:top], cells), tell_more(modules, top, "module")
+        more += explain(summary, (place.name for place in modules[:top]))
+    elif by == "operator":
+        ranked = rank_operators(summary, sort=sort, top=top)
+        table, more = _write_operators(summary, ranked[:top], False), tell_more(ranked, top, "operator")
     else:
-        table = _write_operators(summary, by == "both", depth)
-    notes = [f"- {sentence}" for sentence in ledger.write_sentences(summary, escape=escape_markdown)]
+        ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)
+        table, more = _write_operators(summary, ranked[:top], True), tell_more(ranked, top, "row")
+        more += explain(summary, (row.module for row in ranked[:top]))
+    sentences = ledger.write_sentences(summary, escape=escape_markdown)
+    notes = [f"- {sentence}" for sentence in [*more, *sentences]]
     return "\n".join([*table, "", *notes] if notes else table)
 
 
-def _write_modules(summary: Summary, depth: int | None) -> list[str]:
-    headings = list(summary.columns)
+def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
     cells = format_cells(drop_zeros(group_by_name(summary.columns), keep_parents=True), digits=3)
-    for heading in headings:
+    for heading in summary.columns:
         cells = mark_uncalled(cells, heading, summary.uncalled.get(heading, frozenset()) & cells.keys(), "not called")
+    return cells
+
+
+def _write_modules(
+    summary: Summary, modules: Sequence[ModuleInfo], cells: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    headings = list(summary.columns)
     rows = []
-    for place in summary.modules.modules():
-        row = cells.get(place.name)
-        if row is not None and (depth is None or depth_of(place.name) <= depth):
-            numbers = [row.get(heading, "") for heading in headings]
-            rows.append([_name(place.name), escape_markdown(place.class_name), *numbers])
+    for place in modules:
+        numbers = [cells[place.name].get(heading, "") for heading in headings]
+        rows.append([_name(summary.label(place.name)), escape_markdown(place.class_name), *numbers])
     return write_table(["module", "class"], headings, rows)
 
 
-def _write_operators(summary: Summary, both: bool, depth: int | None) -> list[str]:
+def _write_operators(summary: Summary, ranked: Sequence[OperatorRow], both: bool) -> list[str]:
     headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    ranked = rank_operators_by_module(summary, depth=depth) if both else rank_operators(summary)
     rows = []
     for row in ranked:
-        module = [_name(row.module)] if both else []
+        module = [_name(summary.label(row.module))] if both else []
         rows.append([*module, escape_markdown(row.operator), *_format_with_share(row.counts, totals)])
     if not both:
         rows.append(["**total**", *_format_with_share(totals, totals)])

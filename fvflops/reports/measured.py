@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from textwrap import wrap
 from typing import NamedTuple
 
 from fvflops.reports import names
 from fvflops.reports.columns import draw
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.reports.statistics import check_view, depth_of
 from fvflops.trace.measured import EXCESS, FACTOR, Line, Measured, imbalance, stands_out
 from fvflops.units import (
@@ -92,26 +92,6 @@ def render(
     return "\n\n".join([write_sentences(head), table, write_sentences(foot)])
 
 
-def check_sort(sort: str, known: Mapping[str, object]) -> str:
-    """Return an order that there is; another raises ValueError naming the nearest.
-
-    >>> check_sort("tme", SORTS)
-    Traceback (most recent call last):
-    ValueError: nothing is sorted by 'tme': did you mean 'time'?
-    """
-    if sort in known:
-        return sort
-    near = get_close_matches(sort, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"take {', '.join(known)}"
-    raise ValueError(f"nothing is sorted by {sort!r}: {hint}")
-
-
-def check_top(top: int | None) -> None:
-    """Raise ValueError where the number of lines to be shown is none."""
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-        raise ValueError(f"top is how many lines are shown, 1 or more, not {top!r}")
-
-
 def write_sentences(sentences: Sequence[str]) -> str:
     """Return sentences, each on lines of its own."""
     return "\n".join("\n".join(wrap(sentence, _WIDTH, subsequent_indent="  ")) for sentence in sentences)
@@ -138,13 +118,13 @@ def _sentence(text: str) -> str:
 
 def _list(calls: Mapping[str, int]) -> str:
     ranked = sorted(calls.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{names.show(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
+    return ", ".join(f"{names.show_short(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
 
 
 def _name(name: str, by: str, in_order: bool) -> str:
     if by == "operator":
-        return names.show(name)
-    return " " * (depth_of(name) if in_order else 0) + (names.show(name) or "model")
+        return names.show_short(name)
+    return " " * (depth_of(name) if in_order else 0) + (names.show_short(name) or "model")
 
 
 class _Column(NamedTuple):
@@ -242,9 +222,9 @@ def _add_up_operators(lines: Mapping[str, Line], whole: Line, columns: Sequence[
 
 def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
     about = measured.about
-    subject = names.show(about.get("model", "")) or "A program"
-    subject += f" on {about['inputs']}" if about.get("inputs") else ""
-    subject += f", on {about['device']}" if about.get("device") else ""
+    subject = names.show_short(about.get("model", "")) or "A program"
+    subject += f" on {names.show_short(about['inputs'])}" if about.get("inputs") else ""
+    subject += f", on {names.show_short(about['device'])}" if about.get("device") else ""
     how = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
         how += f" after {format_thousands(int(about['warmup']))} to warm up"
@@ -259,12 +239,12 @@ def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
 def _tell_counting(measured: Measured) -> Iterator[str]:
     about = measured.about
     factor = {"1": "one", "2": "two"}.get(about.get("multiply_add", ""), about.get("multiply_add", "?"))
-    yield f"FLOPs by the table {about.get('table', '?')}, in which a multiply-add is {factor}."
+    yield f"FLOPs by the table {names.show(about.get('table', '?'))}, in which a multiply-add is {factor}."
     if "overhead_ns" in about:
         lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
         yield (
-            f"Watching took {format_seconds(lost)} more, {format_seconds(per_op)} of it at each op for the dispatcher: "
-            "that is subtracted from the times."
+            f"Watching took {format_seconds(lost)} more, and the way from Python to an op and back "
+            f"{format_seconds(per_op)}: that is subtracted from the times."
         )
     if about.get("clocked"):
         yield f"What modules take forward is of {about['clocked']} more, in which no op was watched."
@@ -284,8 +264,8 @@ def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
             yield from _explain_modules(measured, phases)
     if measured.peaks:
         yield (
-            f"roofline is the least time that {measured.peaks} needs for the FLOPs and bytes, by the time taken. "
-            "Above 100% caches have saved bytes, or it is another device."
+            f"roofline is the least time that {names.show(measured.peaks)} needs for the FLOPs and bytes, by the time "
+            "taken. Above 100% caches have saved bytes, or it is another device."
         )
     if "memory" in measured.columns:
         cpu = not measured.about.get("device", "cpu").startswith("cuda")

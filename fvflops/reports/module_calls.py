@@ -33,8 +33,8 @@ def render(calls: Sequence[ModuleCall], *, depth: int | None = None) -> str:
 def _cells(call: ModuleCall, phases: bool) -> list[str]:
     return [
         str(call.number),
-        " " * call.depth + (names.show(call.module) or "model"),
-        names.show(call.class_name),
+        " " * call.depth + (names.show_short(call.module) or "model"),
+        names.show_short(call.class_name),
         *([call.phase] * phases),
         write_shapes(call.inputs, call.outputs),
         format_short(call.parameters),

@@ -1,14 +1,14 @@
 """The names of modules and ops as text that does no harm: on a terminal, in Markdown, in LaTeX, in a spreadsheet.
 
 A module may be called anything that holds no dot: `a|b`, `=1+1`, a line break. A report shows such a name as it is
-instead of obeying it. The table and the tree do not pass through here: they print what fvcore prints.
+instead of obeying it. In a table on a terminal what is very long is cut.
 """
 
 from __future__ import annotations
 
 import re
 
-from fvflops.trace.printable import show
+from fvflops.trace.printable import show, show_short
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
@@ -64,4 +64,4 @@ def neutralise_formula(name: str) -> str:
     return name
 
 
-__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "show"]
+__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "show", "show_short"]

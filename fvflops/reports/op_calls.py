@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fvflops.reports import names
 from fvflops.reports.columns import draw
-from fvflops.reports.measured import check_sort, check_top, write_sentences
+from fvflops.reports.measured import write_sentences
+from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 
@@ -63,10 +64,10 @@ def render(
 
 def _cells(call: OpCall, phases: bool, timed: bool, memory: bool) -> list[str]:
     cells = [
-        names.show(call.name),
-        names.show(call.op.removeprefix("aten::")),
-        names.show(call.target),
-        names.show(call.module) or "model",
+        names.show_short(call.name),
+        names.show_short(call.op.removeprefix("aten::")),
+        names.show_short(call.target),
+        names.show_short(call.module) or "model",
     ]
     cells += [call.phase] * phases
     cells += [write_shapes(call.inputs, call.outputs), _flops(call)]
@@ -136,4 +137,4 @@ def _tell(calls: Sequence[OpCall], hidden: int, ignored: Mapping[str, int], tabl
 
 
 def _count(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{names.show(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
+    return ", ".join(f"{names.show_short(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())

@@ -44,7 +44,7 @@ def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
     model = summary.about.get("model") or summary.modules.root.class_name
     rows = [
-        (place.name or model, [_say(summary, heading, place.name) for heading in headings])
+        (summary.label(place.name) or model, [_say(summary, heading, place.name) for heading in headings])
         for place in summary.modules.modules()
         if place.name in counts and depth_of(place.name) <= (depth or 0)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fvflops.reports.names import show_short
 from fvflops.reports.pipe import draw
 from fvflops.reports.statistics import index_children
 from fvflops.trace import ModuleTree
@@ -33,8 +34,8 @@ def render(modules: ModuleTree, *, depth: int = 3) -> str:
             continue
         blanks = " " * level
         if name in shapes:
-            rows.append((blanks + name, blanks + format_shape(shapes[name])))
+            rows.append((blanks + show_short(name), blanks + format_shape(shapes[name])))
         else:
-            rows.append((blanks + name, blanks + format_elements(counts[name])))
+            rows.append((blanks + show_short(name), blanks + format_elements(counts[name])))
             waiting += [(child, level + 1) for child in reversed(children.get(name, ()))]
     return draw(["name", "#elements or shape"], rows)

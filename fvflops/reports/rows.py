@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fvflops.reports.statistics import (
     check_view,
-    depth_of,
     list_operator_headings,
+    rank_modules,
     rank_operators,
     rank_operators_by_module,
 )
-from fvflops.trace import Summary
+from fvflops.trace import ModuleInfo, Summary
 
 # None is a number that is not known.
 Cell = str | int | bool | None
@@ -24,12 +25,22 @@ class Rows(NamedTuple):
     rows: list[list[Cell]]
 
 
-def list_rows(summary: Summary, *, by: str = "module", depth: int | None = None, report: str = "a list") -> Rows:
+def list_rows(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    report: str = "a list",
+) -> Rows:
     """Return the exact numbers of a summary, by module, by operator or by both.
 
     By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
     module, operator and its counts, what is below the module included. `depth` is how many modules below the root are
-    listed, all if None; by operator it is ignored. `report` is named where a view is not there, a ValueError.
+    listed, all if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are
+    first, and `top` of them are listed. `report` is named where a view is not there, a ValueError, as is an unknown
+    order.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
@@ -37,19 +48,22 @@ def list_rows(summary: Summary, *, by: str = "module", depth: int | None = None,
     """
     check_view(by, report=report)
     if by == "module":
-        return Rows(["module", "class", *summary.columns, "called"], _list_modules(summary, depth))
+        modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
+        return Rows(["module", "class", *summary.columns, "called"], _list_modules(summary, modules))
     headings = list_operator_headings(summary)
     if by == "operator":
-        return Rows(["operator", *headings], [[row.operator, *row.counts] for row in rank_operators(summary)])
-    ranked = rank_operators_by_module(summary, depth=depth)
-    return Rows(["module", "operator", *headings], [[row.module, row.operator, *row.counts] for row in ranked])
+        ranked = rank_operators(summary, sort=sort, top=top)[:top]
+        return Rows(["operator", *headings], [[row.operator, *row.counts] for row in ranked])
+    ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)[:top]
+    return Rows(
+        ["module", "operator", *headings], [[summary.label(row.module), row.operator, *row.counts] for row in ranked]
+    )
 
 
-def _list_modules(summary: Summary, depth: int | None) -> list[list[Cell]]:
+def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:
     uncalled = frozenset().union(*summary.uncalled.values())
     rows: list[list[Cell]] = []
-    for place in summary.modules.modules():
-        if depth is None or depth_of(place.name) <= depth:
-            counts = [column.get(place.name, 0) for column in summary.columns.values()]
-            rows.append([place.name, place.class_name, *counts, place.name not in uncalled])
+    for place in modules:
+        counts = [column.get(place.name, 0) for column in summary.columns.values()]
+        rows.append([summary.label(place.name), place.class_name, *counts, place.name not in uncalled])
     return rows

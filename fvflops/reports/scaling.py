@@ -57,7 +57,7 @@ def render_generation(cost: GenerationCost, *, title: str) -> str:
 def render_json(cost: CostExpression, *, title: str) -> str:
     """Return a cost as JSON, with all that was counted and the polynomial of every module and operator."""
     record = {"format": "fvflops.scaling", "schema": SCHEMA, "title": title, **_encode(cost)}
-    return json.dumps(record, indent=1, ensure_ascii=False)
+    return _write_json(record)
 
 
 def render_generation_json(cost: GenerationCost, *, title: str) -> str:
@@ -76,11 +76,23 @@ def render_generation_json(cost: GenerationCost, *, title: str) -> str:
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
     }
-    return json.dumps(record, indent=1, ensure_ascii=False)
+    return _write_json(record)
 
 
 def _fill(text: str) -> str:
     return "\n".join(wrap(text, _WIDTH))
+
+
+def _write_json(record: Mapping[str, Any]) -> str:
+    # The powers in a polynomial stay readable; what a terminal would obey is escaped as JSON does it.
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    return "\n".join(_escape_json(line) for line in text.split("\n"))
+
+
+def _escape_json(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(mark if mark.isprintable() else json.dumps(mark)[1:-1] for mark in line)
 
 
 def _write_law(name: str, cost: CostExpression) -> str:
@@ -114,7 +126,7 @@ def _tell_trial(cost: CostExpression) -> str:
 
 def _draw_modules(cost: CostExpression, depth: int) -> list[str]:
     rows = [
-        (" " * depth_of(name) + (names.show(name) or "model"), _say_part(part, cost))
+        (" " * depth_of(name) + (names.show_short(name) or "model"), _say_part(part, cost))
         for name, part in cost.modules.items()
         if depth_of(name) <= depth and any(part.counted.values())
     ]
@@ -181,7 +193,7 @@ def _tell_unknown(cost: CostExpression) -> list[str]:
     if not cost.unknown:
         return []
     listed = ", ".join(
-        f"{names.show(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
+        f"{names.show_short(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
     )
     return [_fill(f"UNKNOWN, so missing from the numbers: {listed}.")]
 

@@ -26,7 +26,7 @@ def render(lines: Sequence[LineCount]) -> str:
     whole = sum(line.flops for line in lines)
     rows = [
         [
-            names.show(line.line) or _UNKNOWN,
+            names.show_short(line.line) or _UNKNOWN,
             format_thousands(line.calls),
             format_thousands(line.flops) + "+" * bool(line.unknown),
             format_percent(line.flops, whole),

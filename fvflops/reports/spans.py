@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_DIGITS = 18  # of a layer's number; what has more is a name
+
 
 def find_pattern(name: str | None) -> str | None:
     """Return a dotted name with # for each part that is a number; None stays.
@@ -11,7 +13,7 @@ def find_pattern(name: str | None) -> str | None:
     >>> find_pattern("layers.10.fc")
     'layers.#.fc'
     """
-    return None if name is None else ".".join("#" if part.isdecimal() else part for part in name.split("."))
+    return None if name is None else ".".join("#" if _is_number(part) else part for part in name.split("."))
 
 
 def write_span(names: Sequence[str]) -> str:
@@ -33,3 +35,7 @@ def write_span(names: Sequence[str]) -> str:
         else:
             parts.append(",".join(map(str, numbers)) if len(numbers) <= 4 else f"{numbers[0]}…{numbers[-1]}")
     return ".".join(parts)
+
+
+def _is_number(part: str) -> bool:
+    return part.isdecimal() and len(part) <= _DIGITS

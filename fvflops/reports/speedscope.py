@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fvflops.reports.frames import UNITS, describe, dump, list_frames
+from fvflops.reports.names import show
 from fvflops.trace.timeline import Timeline
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -84,7 +85,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
 
 def _name(timeline: Timeline, weight: str) -> str:
     root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
-    return f"{root or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
+    return f"{show(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
 
 
 def _join(texts: Iterator[str]) -> Iterator[str]:

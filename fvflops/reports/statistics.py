@@ -6,10 +6,11 @@ recursion, so that neither a wide nor a deep model is a burden.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fvflops.trace import Summary
+from fvflops.reports.ranking import rank
+from fvflops.trace import ModuleInfo, Summary
 from fvflops.units import format_size
 
 VIEWS = ("module", "operator", "both")
@@ -38,6 +39,12 @@ def check_view(by: str, views: Sequence[str] = VIEWS, report: str = "this report
         *first, last = (repr(view) for view in views)
         choice = f"{', '.join(first)} or {last}" if first else last
         raise ValueError(f"{report} has no view by {by!r}: choose {choice}")
+
+
+def check_whole(summary: Summary, report: str) -> None:
+    """Raise ValueError if rows of a summary stand for several modules, for a report that shows each as it is."""
+    if summary.labels:
+        raise ValueError(f"{report} shows each module as it is: take the summary before equal ones are collapsed")
 
 
 def depth_of(name: str) -> int:
@@ -152,20 +159,58 @@ def list_operator_headings(summary: Summary) -> list[str]:
     return headings
 
 
-def rank_operators(summary: Summary) -> list[OperatorRow]:
-    """Return the operators of the whole model, those with the largest count under the first heading first."""
+def rank_modules(
+    summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> list[ModuleInfo]:
+    """Return the modules in the order of the tree, down to `depth` modules below the root.
+
+    With `sort` or `top`, which are those of `fvflops.reports.ranking.rank`, those with most are first; none is cut off.
+    """
+    return rank(
+        [place for place in summary.modules.modules() if depth is None or depth_of(place.name) <= depth],
+        list(summary.columns),
+        count=lambda place, heading: summary.columns[heading].get(place.name, 0),
+        name=lambda place: place.name,
+        sort=sort,
+        top=top,
+    )
+
+
+def rank_operators(summary: Summary, *, sort: str | None = None, top: int | None = None) -> list[OperatorRow]:
+    """Return the operators of the whole model, those with the largest count under the first heading first.
+
+    `sort` and `top` are those of `rank`; none is cut off.
+    """
     headings = list_operator_headings(summary)
-    return _rank("", [summary.operators[heading] for heading in headings])
+    rows = _rank("", [summary.operators[heading] for heading in headings])
+    return _sort(rows, headings, lambda row: row.operator, sort, top)
 
 
-def rank_operators_by_module(summary: Summary, *, depth: int | None = None) -> list[OperatorRow]:
-    """Return the operators of each module, modules in the order of the tree, down to `depth` modules below the root."""
-    tables = [summary.by_both.get(heading, {}) for heading in list_operator_headings(summary)]
+def rank_operators_by_module(
+    summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> list[OperatorRow]:
+    """Return the operators of each module, modules in the order of the tree, down to `depth` modules below the root.
+
+    With `sort` or `top`, which are those of `rank`, all rows stand in one order; none is cut off.
+    """
+    headings = list_operator_headings(summary)
+    tables = [summary.by_both.get(heading, {}) for heading in headings]
     rows: list[OperatorRow] = []
     for place in summary.modules.modules():
         if depth is None or depth_of(place.name) <= depth:
             rows += _rank(place.name, [table.get(place.name, {}) for table in tables])
-    return rows
+    return _sort(rows, headings, lambda row: row.module, sort, top)
+
+
+def _sort(
+    rows: list[OperatorRow],
+    headings: Sequence[str],
+    name: Callable[[OperatorRow], str],
+    sort: str | None,
+    top: int | None,
+) -> list[OperatorRow]:
+    places = {heading: place for place, heading in enumerate(headings)}
+    return rank(rows, headings, count=lambda row, heading: row.counts[places[heading]], name=name, sort=sort, top=top)
 
 
 def _rank(module: str, tables: Sequence[Mapping[str, int]]) -> list[OperatorRow]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fvflops.reports.names import show, show_short
 from fvflops.reports.statistics import (
     check_view,
+    check_whole,
     drop_zeros,
     fill_missing,
     format_cells,
@@ -23,7 +25,8 @@ _NOTICE = (
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as a tree of modules, byte for byte that of fvcore's `flop_count_str`.
+    """Return the summary as a tree of modules, byte for byte that of fvcore's `flop_count_str`, but for names
+    that cannot be printed as they are.
 
     `depth` is how many levels below the root are shown, all if None. A module in which no op was seen has N/A for its
     count. A shared module stands at each of its places, its counts only at the first. A child that is None is
@@ -31,6 +34,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     ValueError.
     """
     check_view(by, views=("module",), report="the tree")
+    check_whole(summary, "the tree")
     cells = _prepare(summary)
     lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
     return "\n".join([*lines, *draw(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
@@ -55,8 +59,8 @@ def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, de
             continue
         place, level, opening = item
         blanks = "  " * level
-        details = describe(place)
-        opening += place.class_name.replace("\n", "\n" + blanks) + "("
+        details = [show(detail) for detail in describe(place)]
+        opening += show_short(place.class_name) + "("
         children = place.children if depth is None or level < depth else ()
         if not children and len(details) <= 1:
             lines.append(opening + "".join(details) + ")")
@@ -65,8 +69,7 @@ def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, de
         lines += [f"{blanks}  {detail}" for detail in details]
         waiting.append(blanks + ")")
         for attribute, path in reversed(children):
-            # A line break in a name is indented as much as the lines of the module above: fvcore's way.
-            key = f"{blanks}  (" + attribute.replace("\n", "\n" + blanks) + "): "
+            key = f"{blanks}  ({show_short(attribute)}): "
             child = modules.places.get(path) if path is not None else None
             if child is not None:
                 waiting.append((child, level + 1, key))

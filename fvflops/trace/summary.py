@@ -16,7 +16,8 @@ class Summary:
     in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
     name → label → count. `uncalled` maps a heading to the modules in which no op was seen. `ledger` maps a status
     ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
-    elements. `about` names the model, the table, its multiply_add, the inputs and the versions.
+    elements. `about` names the model, the table, its multiply_add, the inputs and the versions. `labels` maps a module
+    whose row stands for several, as `fvflops.reports.collapse` makes them, to what is shown instead of its name.
 
     >>> from fvflops.trace import ModuleInfo
     >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
@@ -31,3 +32,8 @@ class Summary:
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unknown_elements: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def label(self, module: str) -> str:
+        """Return what is shown for a module: its name, or what its row stands for."""
+        return self.labels.get(module, module)

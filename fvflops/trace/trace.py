@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from fvflops.trace import validity
 from fvflops.trace.modules import ModuleTree
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
@@ -18,6 +19,7 @@ SCHEMA = 1
 PHASES = ("forward", "recompute", "backward", "optimizer")
 _FORMAT = "fvflops.trace"
 _ROWS = 20  # in a notebook
+_SHOWN = 200  # characters of what is wrong
 
 
 class TraceError(ValueError):
@@ -218,17 +220,21 @@ class Trace:
         try:
             record = json.loads(text)
         except ValueError as error:
-            raise TraceError(f"this is no whole trace: it is not JSON ({error})") from error
+            raise TraceError(f"this is no whole trace: it is not JSON ({error}); save it again") from error
+        except RecursionError:
+            raise TraceError("this is no trace: it is nested too deeply") from None
         if not isinstance(record, dict) or record.get("format") != _FORMAT:
             raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
-        if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
-            raise TraceError(
-                f"this trace has schema {record.get('schema')!r}, and this fvflops reads up to {SCHEMA}: update fvflops"
-            )
+        if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
+            schema = repr(record.get("schema"))[:_SHOWN]
+            raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
         try:
-            return _decode(record)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise TraceError(f"this trace is damaged: {type(error).__name__}: {error}") from error
+            trace = _decode(record)
+            validity.check(trace, PHASES)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+            kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+            raise TraceError(f"this trace is damaged: {kind}{str(error)[:_SHOWN]}; save it again") from error
+        return trace
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:

@@ -166,8 +166,13 @@ def measure_really(effort: Effort) -> Section:
         with torch.no_grad(), record(model, measure=measure) if measure else nullcontext():
             model(images)
 
+    def pass_on() -> None:
+        with NoOpMode():
+            run()
+
     runs = {
         "plain": lambda: Run(run),
+        "no-op mode": lambda: Run(pass_on),
         "time": lambda: Run(partial(run, "time")),
         "time and memory": lambda: Run(partial(run, "time", "memory")),
     }
@@ -177,7 +182,7 @@ def measure_really(effort: Effort) -> Section:
         rounds = run_rounds(runs, Limits(2 * effort.limits.rounds, 60 * effort.limits.seconds, effort.limits.least))
     finally:
         torch.set_num_threads(threads)
-    pairs = [("time", "plain"), ("time and memory", "plain")]
+    pairs = [("time", "plain"), ("time and memory", "plain"), ("no-op mode", "plain"), ("time", "no-op mode")]
     return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
 
 
