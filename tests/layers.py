@@ -178,10 +178,3 @@ LAYERS: dict[str, Callable[[], Case]] = {
     "shared": lambda: _case(Shared(), 2, 4),
     "repeated": lambda: _case(Repeated(), 2, 4),
 }
-
-
-def build_layer(name: str) -> Case:
-    """Return a module of LAYERS with fixed random weights, in eval mode, and its inputs."""
-    torch.manual_seed(0)
-    module, inputs = LAYERS[name]()
-    return module.eval(), inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,17 @@ class Toy(nn.Module):
         x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
         x = torch.relu(self.fc1(x.flatten(1)))
         return self.fc3(torch.relu(self.fc2(x)))
+
+
+class Function(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
 
 
 class Unused(nn.Module):
@@ -175,8 +186,8 @@ MODELS: dict[str, Callable[[], Case]] = {
 }
 
 
-def build_case(name: str) -> Case:
-    """Return a model of MODELS with fixed random weights, in eval mode, and its inputs."""
+def build_case(name: str, cases: Mapping[str, Callable[[], Case]] = MODELS) -> Case:
+    """Return the case of a name with fixed random weights, its model in eval mode, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
+    model, inputs = cases[name]()
     return model.eval(), inputs

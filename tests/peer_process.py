@@ -15,7 +15,7 @@ import einops
 import torch
 from torch import nn
 
-from tests.peer_counts import count_by
+from tests.peers import count_by
 from tests.pieces import build
 
 ROOT = Path(__file__).resolve().parent.parent

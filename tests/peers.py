@@ -1,45 +1,57 @@
-"""The cases that counters by module class are compared on, and what such a comparison needs from both sides."""
+"""What fvflops says of the cases that it is compared with other counters on, and what such a comparison needs."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from fvflops import FlopCountAnalysis
+from fvflops import FlopCountAnalysis, load_table, parameter_count
 from fvflops.formulas import FormulaTable
-from fvflops.trace import Counts
-from tests.layers import LAYERS, build_layer
-from tests.models import MODELS, Case, build_case
+from fvflops.trace import Counts, Status
+from tests.layers import LAYERS
+from tests.models import MODELS, Case
+from tests.pieces import build
 
-# Their weights take seconds to draw, or their numbers to compute, and smaller models of their kind stand for them.
-LARGE = {
-    "zoo:resnet50",
-    "zoo:vit_b_16",
-    "zoo:gpt2",
-    "torchvision:alexnet",
-    "torchvision:vgg11_bn",
-    "torchvision:fcn_resnet50",
-}
+# Models whose random weights take longest to make, and that show a peer nothing which others do not.
+LARGE = frozenset({"torchvision:alexnet", "torchvision:vgg11_bn", "zoo:gpt2", "zoo:vit_b_16"})
 REAL = [name for name in MODELS if name not in LARGE]
 CASES = [*REAL, *LAYERS]
 
 
-def build(name: str) -> Case:
-    """Return a model of MODELS or a layer of LAYERS, in eval mode, and its inputs."""
-    return build_case(name) if name in MODELS else build_layer(name)
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What fvflops says of a case by a table.
 
-
-class Counted(NamedTuple):
-    """What fvflops says of a case: its number by module, "" being the whole, the rows that it used, and the counts."""
+    `by_module` is its number by module, "" being the whole; `classes` are those rows of the table for modules that were
+    used.
+    """
 
     by_module: dict[str, int]
+    parameters: int
     classes: frozenset[str]
     counts: Counts
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the whole, named as a peer's are."""
+        macs = sum(entry.macs for entry in self.counts.entries)
+        return {"flops": self.counts.total(), "macs": macs, "parameters": self.parameters}
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """The ops that the table does not know."""
+        return frozenset(self.counts.ledger()[Status.UNKNOWN])
+
+    def less(self, theirs: dict[str, int]) -> dict[str, int]:
+        """Return by how much each of a peer's numbers is exceeded, those that are equal left out."""
+        ours = self.numbers
+        return {name: ours[name] - theirs[name] for name in theirs if ours[name] != theirs[name]}
 
 
 def count_case(case: Case, table: FormulaTable) -> Counted:
@@ -49,7 +61,21 @@ def count_case(case: Case, table: FormulaTable) -> Counted:
     called = {trace.regions[signature.region] for signature in trace.region_signatures}
     rows = {table.module_row(trace.modules.places[region.name].classes) for region in called if region.kind == "module"}
     by_module = {**analysis.by_module(), "": analysis.total()}
-    return Counted(by_module, frozenset(row.name for row in rows if row is not None), analysis.counts())
+    classes = frozenset(row.name for row in rows if row is not None)
+    return Counted(by_module, parameter_count(case[0])[""], classes, analysis.counts())
+
+
+@cache
+def count_by(table: str, name: str) -> Counted:
+    """Return what a table says of a case of `tests.pieces.build`."""
+    with calm():
+        return count_case(build(name), load_table(table))
+
+
+def classes_unused(table: str, names: Iterable[str]) -> frozenset[str]:
+    """Return the rows of a table for modules that are used in none of the models, those of `default` left out."""
+    rows = {row.name for row in load_table(table).modules.values() if row.file != "fvflops://default.yaml"}
+    return frozenset(rows).difference(*(count_by(table, name).classes for name in names))
 
 
 @contextmanager

@@ -11,19 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.layers import LAYERS, build_layer
-from tests.models import MODELS, Case, build_case
-
-
-class Function(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> Any:
-        return self.function(*args)
+from tests.layers import LAYERS
+from tests.models import MODELS, Case, Function, build_case
 
 
 class OfOne(nn.Module):
@@ -190,9 +179,6 @@ def _one(layer: Callable[..., Any], *shape: int) -> Case:
 
 _SIZES = (2, 4, 9, 8)
 
-# Models whose random weights take longest to make, and that show a peer nothing which others do not.
-SLOW = frozenset({"torchvision:alexnet", "torchvision:vgg11_bn", "zoo:gpt2", "zoo:vit_b_16"})
-
 # For peers that put their own functions in place of torch's.
 PIECES: dict[str, Callable[[], Case]] = {
     "lenet5 on 32x32": lambda: _case(PaddedLeNet5(), (1024, 1, 32, 32)),
@@ -324,13 +310,7 @@ def build(name: str) -> Case:
 
     One without parameters gets one, because calflops asks the first for its device.
     """
-    if name in MODELS:
-        model, inputs = build_case(name)
-    elif name in LAYERS:
-        model, inputs = build_layer(name)
-    else:
-        torch.manual_seed(0)
-        model, inputs = (PIECES if name in PIECES else TRACEABLE)[name]()
+    model, inputs = build_case(name, {**MODELS, **LAYERS, **PIECES, **TRACEABLE})
     if not [*model.parameters()]:
         model.register_parameter("unused", nn.Parameter(torch.ones(1)))
-    return model.eval(), inputs
+    return model, inputs

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.capture.signature import describe_call
 from fvflops.trace import Status
-from tests.models import build_case
+from tests.models import Function, build_case
 
 aten = torch.ops.aten
 
@@ -36,17 +36,6 @@ class Before(nn.Module):
     def forward(self, *inputs):
         result = self.layer(*inputs)
         return (result[0] if isinstance(result, tuple) else result) * self.last
-
-
-class Product(nn.Module):
-    """A function of tensors as a layer without parameters."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
 
 
 def r(*shape, needs=True, dtype=torch.float32):
@@ -132,7 +121,7 @@ def test_a_convolution_by_hand(run):
 @every_run
 def test_a_convolution_over_time_goes_back_without_the_padding(run):
     """conv_tbc's backward is single ops on the rows that are there: at 5 places 4, 5 and 4 of them, not 3 times 5."""
-    macs = count(Product(lambda x, w, b: torch.conv_tbc(x, w, b, 1)), (r(5, 2, 3), r(3, 3, 4), r(4)), run)
+    macs = count(Function(lambda x, w, b: torch.conv_tbc(x, w, b, 1)), (r(5, 2, 3), r(3, 3, 4), r(4)), run)
     assert macs == Counter(forward=5 * 3 * 2 * 3 * 4, backward=2 * (4 + 5 + 4) * 2 * 3 * 4)
 
 
@@ -145,7 +134,7 @@ def test_a_gradient_of_a_gradient_is_five_products(run):
         return gradient.square().sum()
 
     forward = 2 * 9 * 4 * 3 * 9
-    assert count(Product(penalise), (r(2, 3, 5, 5), r(4, 3, 3, 3)), run) == Counter(
+    assert count(Function(penalise), (r(2, 3, 5, 5), r(4, 3, 3, 3)), run) == Counter(
         forward=forward, backward=5 * forward
     )
 
@@ -181,7 +170,7 @@ def test_a_product_of_two_has_a_product_for_each_gradient(name, run):
     function, *sizes = PRODUCTS[name]
     for needs in itertools.product((True, False), repeat=2):
         inputs = tuple(r(*size, needs=wanted) for size, wanted in zip(sizes, needs, strict=True))
-        macs = count(Product(function), inputs, run)
+        macs = count(Function(function), inputs, run)
         assert macs["backward"] == sum(needs) * macs["forward"]
         assert macs["forward"] > 0
 
@@ -197,7 +186,7 @@ CHAINS = {
 def test_a_chain_is_its_products(name, run):
     """2*3*4 + 2*4*5 of the left order; where only the last has a gradient, that is one product of its own."""
     sizes, macs = ((2, 3), (3, 4), (4, 5)), 24 + 40
-    model = Product(CHAINS[name])
+    model = Function(CHAINS[name])
     assert count(model, tuple(r(*size) for size in sizes), run) == Counter(forward=macs, backward=2 * macs)
     last = tuple(r(*size, needs=size == (4, 5)) for size in sizes)
     assert count(model, last, run) == Counter(forward=macs, backward=40)
@@ -206,7 +195,7 @@ def test_a_chain_is_its_products(name, run):
 @every_run
 def test_a_sampling_grid_has_the_gradient_of_its_matrices_alone(run):
     """Two samples of 6 by 7 places, each three coordinates with a matrix of two rows."""
-    macs = count(Product(lambda theta: F.affine_grid(theta, [2, 5, 6, 7], align_corners=False)), (r(2, 2, 3),), run)
+    macs = count(Function(lambda theta: F.affine_grid(theta, [2, 5, 6, 7], align_corners=False)), (r(2, 2, 3),), run)
     assert macs == Counter(forward=504, backward=504)
 
 
@@ -215,10 +204,10 @@ def test_the_gradient_of_a_vectors_matrix_sums_nothing(run):
     """An outer product is multiplications, which are no multiply-adds: the vector's gradient alone is a product."""
     for needs, times in ((BOTH, 1), (INPUTS, 0), (WEIGHTS, 1)):
         inputs = (r(5, 4, needs=needs[0]), r(4, needs=needs[1]))
-        assert count(Product(torch.mv), inputs, run) == Counter(forward=20, backward=20 * times)
-        exact = count(Product(torch.mv), inputs, run, "exact")
+        assert count(Function(torch.mv), inputs, run) == Counter(forward=20, backward=20 * times)
+        exact = count(Function(torch.mv), inputs, run, "exact")
         assert exact == Counter(forward=40, backward=20 * needs[0] + 40 * needs[1])
-    assert count(Product(torch.dot), (r(4), r(4)), run) == Counter(forward=4, backward=0)
+    assert count(Function(torch.dot), (r(4), r(4)), run) == Counter(forward=4, backward=0)
 
 
 @every_run
@@ -267,7 +256,7 @@ ATTENTIONS = {
 def test_fused_attention_computes_the_scores_again(name, run):
     """Five products: the scores, then the gradients of the values, the weights, the queries and the keys."""
     options, sizes, forward, backward = ATTENTIONS[name]
-    macs = count(Product(lambda *tensors: attend(*tensors, **options)), heads(**sizes), run)
+    macs = count(Function(lambda *tensors: attend(*tensors, **options)), heads(**sizes), run)
     assert macs == Counter(forward=forward * PAIRS * D, backward=backward * PAIRS * D)
 
 
@@ -276,17 +265,17 @@ def test_unfused_attention_computes_nothing_again(run):
     inputs = heads()
     with sdpa_kernel(SDPBackend.MATH):
         for options in ({}, {"is_causal": True}, {"attn_mask": torch.randn(Q, K)}):
-            macs = count(Product(lambda *tensors, o=options: attend(*tensors, **o)), inputs, run)
+            macs = count(Function(lambda *tensors, o=options: attend(*tensors, **o)), inputs, run)
             assert macs == Counter(forward=2 * PAIRS * D, backward=4 * PAIRS * D)
         # Of the query, or the key: through the weights; of the value at once.
         for place, products in enumerate((2, 2, 1)):
             needs = tuple(place == other for other in range(3))
-            macs = count(Product(attend), heads(needs=needs), run)
+            macs = count(Function(attend), heads(needs=needs), run)
             assert macs == Counter(forward=2 * PAIRS * D, backward=products * PAIRS * D)
     # A mask that is trained, and values of another size, are no case for the fused kernel of a CPU.
-    macs = count(Product(attend), (*inputs, r(Q, K)), run)
+    macs = count(Function(attend), (*inputs, r(Q, K)), run)
     assert macs == Counter(forward=2 * PAIRS * D, backward=4 * PAIRS * D)
-    macs = count(Product(attend), heads(Dv=3), run)
+    macs = count(Function(attend), heads(Dv=3), run)
     assert macs == Counter(forward=PAIRS * (D + 3), backward=2 * PAIRS * (D + 3))
 
 
@@ -310,7 +299,7 @@ def test_the_kernels_of_cuda_compute_the_scores_again(run, Dv):
         del kernels["_scaled_dot_product_flash_attention"], kernels["_flash_attention_forward"]
     for name, (tensors, rest) in kernels.items():
         op = getattr(aten, name.partition(".")[0])
-        macs = count(Product(lambda *inputs, op=op, rest=rest: op(*inputs, *rest)), tensors, run)
+        macs = count(Function(lambda *inputs, op=op, rest=rest: op(*inputs, *rest)), tensors, run)
         assert macs == Counter(forward=PAIRS * (D + Dv), backward=PAIRS * (3 * D + 2 * Dv)), name
 
 
@@ -324,7 +313,7 @@ def test_flex_attention_computes_the_scores_again(run, shared):
     def model(query, key, value):
         return torch.ops.higher_order.flex_attention(query, key, value, lambda score, *at: score, mask, 0.3, {})
 
-    assert count(Product(model), heads(shared=shared), run) == Counter(forward=2 * PAIRS * D, backward=5 * PAIRS * D)
+    assert count(Function(model), heads(shared=shared), run) == Counter(forward=2 * PAIRS * D, backward=5 * PAIRS * D)
 
 
 @every_run
@@ -333,7 +322,7 @@ def test_multi_head_attention_is_its_projections_and_its_attention(fused, run):
     """The projections' inputs and weights have products of their own; the last one's input always has a gradient."""
     E, T = HEADS * D, 3
     layer = nn.MultiheadAttention(E, HEADS, batch_first=True)
-    model = Product(lambda *tensors: layer(*tensors, need_weights=not fused)[0])
+    model = Function(lambda *tensors: layer(*tensors, need_weights=not fused)[0])
     model.layer = layer
     projection, attention = B * T * E * E, 2 * B * HEADS * T * T * D
     again = attention // 2 if fused else 0
@@ -577,16 +566,16 @@ BESIDE_TORCH = {
     "linear": (nn.Linear(3, 4), (r(2, 3),), 2 * 2 * 24, None),
     "convolution": (nn.Conv2d(8, 8, 3, padding=1), (r(1, 8, 6, 6),), 2 * 2 * 8 * 8 * 9 * 36, None),
     "transposed convolution": (nn.ConvTranspose2d(8, 4, 3), (r(1, 8, 6, 6),), 2 * 2 * 8 * 4 * 9 * 36, None),
-    "attention with dropout": (Product(lambda *x: attend(*x, dropout_p=0.5)), heads(), 8 * PAIRS * D, None),
+    "attention with dropout": (Function(lambda *x: attend(*x, dropout_p=0.5)), heads(), 8 * PAIRS * D, None),
     # The weight's gradient as if there were no groups: 1 + 4 times the forward, not 2.
     "groups": (nn.Conv2d(8, 8, 3, padding=1, groups=4), (r(1, 8, 6, 6),), 20_736, 51_840),
     # ... 1 + 8 times.
     "depthwise": (nn.Conv2d(8, 8, 3, padding=1, groups=8), (r(1, 8, 6, 6),), 10_368, 46_656),
     "transposed groups": (nn.ConvTranspose2d(8, 4, 3, groups=4), (r(1, 8, 6, 6),), 10_368, 25_920),
     # No formulas for the kernels of a CPU, nor for a matrix with a vector.
-    "fused attention": (Product(attend), heads(), 10 * PAIRS * D, 0),
+    "fused attention": (Function(attend), heads(), 10 * PAIRS * D, 0),
     "fused lstm": (First(nn.LSTM(3, 4)), (r(5, 2, 3),), 2 * 2 * 5 * 2 * 16 * 7, 0),
-    "mv": (Product(torch.mv), (r(5, 4), r(4)), 2 * 20, 0),
+    "mv": (Function(torch.mv), (r(5, 4), r(4)), 2 * 20, 0),
 }
 
 

@@ -5,13 +5,12 @@ from importlib.metadata import version
 import pytest
 
 from fvflops import load_table
-from tests.layers import LAYERS
 from tests.models import MODELS
-from tests.peer_counts import classes_unused, count_by
 from tests.peer_process import run_peer
-from tests.pieces import PIECES, SLOW
+from tests.peers import CASES, classes_unused, count_by
+from tests.pieces import PIECES
 
-NAMES = (*(name for name in MODELS if name not in SLOW), *LAYERS, *PIECES)
+NAMES = (*CASES, *PIECES)
 
 OPERATOR = "x @ y, which calflops does not see as it sees torch.matmul, and x.softmax(...)"
 HELD = "it took hold of its activation function when it was built, before calflops put its own in place"

@@ -5,13 +5,12 @@ from importlib.metadata import version
 import pytest
 
 from fvflops import FlopCountAnalysis, load_table, parameter_count
-from tests.layers import LAYERS
 from tests.models import MODELS
-from tests.peer_counts import classes_unused, count_by
 from tests.peer_process import run_peer
-from tests.pieces import PIECES, SLOW, build
+from tests.peers import CASES, classes_unused, count_by
+from tests.pieces import PIECES, build
 
-NAMES = (*(name for name in MODELS if name not in SLOW), *LAYERS, *PIECES)
+NAMES = (*CASES, *PIECES)
 
 METHOD = "x.softmax(...), which DeepSpeed does not see as it sees the functional softmax"
 HELD = "it took hold of its activation function when it was built, before DeepSpeed put its own in place"

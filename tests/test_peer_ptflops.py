@@ -16,21 +16,11 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.trace import Status
-from tests.models import Case
-from tests.peers import CASES, REAL, Counted, build, calm, count_case
+from tests.models import Case, Function
+from tests.peers import CASES, REAL, Counted, calm, count_case
+from tests.pieces import build
 
 TABLE = load_table("ptflops")
-
-
-class Function(nn.Module):
-    """A function as a model, looked up by name at each call, as ptflops replaces it only while it counts."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
 
 
 def _case(function: Callable[..., Any], *sizes: tuple[int, ...]) -> Callable[[], Case]:
@@ -39,6 +29,7 @@ def _case(function: Callable[..., Any], *sizes: tuple[int, ...]) -> Callable[[],
 
 _LINE, _IMAGE, _VOLUME = (2, 3, 8), (2, 3, 8, 6), (2, 3, 4, 8, 6)
 
+# What is called is looked up by name at each call, as ptflops replaces it only while it counts.
 FUNCTIONS: dict[str, Callable[[], Case]] = {
     "F.relu": _case(lambda x: F.relu(x), _LINE),
     "F.relu, in place": _case(lambda x: F.relu(x + 1, inplace=True), _LINE),

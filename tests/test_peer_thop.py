@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fvflops import load_table
-from tests.peers import CASES, REAL, Counted, build, calm, count_case
+from tests.peers import CASES, REAL, Counted, calm, count_case
+from tests.pieces import build
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it compares versions with a class that Python deprecates

@@ -84,14 +84,6 @@ INSIDE_A_KERNEL = {
 }
 
 
-def build(name):
-    if name in MODELS:
-        return build_case(name)
-    torch.manual_seed(0)
-    model, inputs = CASES[name]()
-    return model.eval(), inputs
-
-
 @contextmanager
 def quiet():
     with warnings.catch_warnings():
@@ -107,7 +99,7 @@ def count_by_mode(model, inputs):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_counts_what_flop_counter_mode_counts(name):
-    model, inputs = build(name)
+    model, inputs = build_case(name, CASES)
     mode = count_by_mode(model, inputs)
     analysis = FlopCountAnalysis(model, inputs, table="torch")
     assert analysis.total() == mode.get_total_flops()
@@ -121,7 +113,7 @@ def test_torch_counts_what_flop_counter_mode_counts(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_profiler_counts_what_the_profiler_counts(name):
-    model, inputs = build(name)
+    model, inputs = build_case(name, CASES)
     with quiet(), profile(activities=[ProfilerActivity.CPU], with_flops=True, record_shapes=True) as profiler:
         model(*inputs)
     theirs = sum(event.flops for event in profiler.events())
@@ -146,7 +138,7 @@ def test_resnet18_forward_and_backward():
 
 @pytest.mark.parametrize("name", ["torchvision:efficientnet_b0", "layers", "timm:resnest14d"])
 def test_a_backward_pass_copies_the_bug_of_groups(name):
-    model, inputs = build(name)
+    model, inputs = build_case(name, CASES)
     ours, theirs = backward_totals(model, inputs)
     assert ours == theirs
 

@@ -6,9 +6,9 @@ import pytest
 
 from fvflops import load_table
 from tests.models import MODELS
-from tests.peer_counts import classes_unused, count_by
 from tests.peer_process import run_peer
-from tests.pieces import SLOW, TRACEABLE
+from tests.peers import LARGE, REAL, classes_unused, count_by
+from tests.pieces import TRACEABLE
 
 # Models that torch.fx cannot trace: their way depends on sizes, or they unpack what may be anything.
 UNTRACEABLE = {
@@ -20,7 +20,7 @@ UNTRACEABLE = {
     "timm:mobilevit_xxs",
     *(name for name in MODELS if name.startswith("transformers:")),
 }
-NAMES = (*(name for name in MODELS if name not in SLOW), *TRACEABLE)
+NAMES = (*REAL, *TRACEABLE)
 
 SIZES = "arithmetic on sizes (H * W, H == 224), a flop each to torch_flops, which no op does"
 # Model → why it differs, and by how much fvflops counts more. Nothing else may differ, and each of these must.
@@ -63,7 +63,7 @@ def test_flops_are_those_of_torch_flops(name, theirs):
     assert not ours.unknown
 
 
-@pytest.mark.parametrize("name", sorted(UNTRACEABLE - SLOW))
+@pytest.mark.parametrize("name", sorted(UNTRACEABLE - LARGE))
 def test_what_torch_fx_cannot_trace_is_counted(name, theirs):
     assert theirs[name].startswith("TraceError")
     assert count_by("torch_flops", name).numbers["flops"] > 0

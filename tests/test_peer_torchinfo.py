@@ -8,7 +8,8 @@ import pytest
 import torchinfo
 
 from fvflops import load_table
-from tests.peers import CASES, REAL, Counted, build, calm, count_case
+from tests.peers import CASES, REAL, Counted, calm, count_case
+from tests.pieces import build
 
 TABLE = load_table("torchinfo")
 

@@ -11,6 +11,7 @@ from torch.ao.nn import quantized
 
 from fvflops import FlopCountAnalysis
 from fvflops.trace import Status
+from tests.models import Function
 
 pytestmark = pytest.mark.skipif(
     torch.backends.quantized.engine in (None, "none"), reason="this torch has no kernels for quantised tensors"
@@ -112,15 +113,6 @@ def test_a_cell_of_dynamic_quantisation(kind):
 # --- the kernels of oneDNN, for which torch's compiler packs weights --------------------------------------------------
 
 
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
-
-
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or "onednn" not in torch.backends.quantized.supported_engines,
     reason="this torch has no oneDNN",
@@ -140,7 +132,7 @@ def test_a_packed_quantised_convolution(groups):
         return torch.ops.onednn.qconv2d_pointwise(x, 1.0, 0, packed, ones, zeros, None, *where, *rest)
 
     x = torch.randint(0, 8, (1, 4, 8, 8), dtype=torch.uint8)
-    assert total_of(Calls(convolve), x) == total_of(nn.Conv2d(4, 6, 3, groups=groups), x.float())
+    assert total_of(Function(convolve), x) == total_of(nn.Conv2d(4, 6, 3, groups=groups), x.float())
 
 
 @needs_onednn
@@ -157,4 +149,4 @@ def test_a_packed_convolution(transposed, groups, packs):
         weight = getattr(torch.ops.mkldnn, f"_reorder_convolution{kind}_weight")(weight, *where, [1, 4, 8, 8])
     run = getattr(torch.ops.mkldnn, f"_convolution{kind}_pointwise")
     x = torch.rand(1, 4, 8, 8)
-    assert total_of(Calls(lambda x: run(x, weight, None, *where, "none", [], "")), x) == total_of(plain, x)
+    assert total_of(Function(lambda x: run(x, weight, None, *where, "none", [], "")), x) == total_of(plain, x)

@@ -12,6 +12,7 @@ from fvflops import FlopCountAnalysis, load_table
 from fvflops.formulas import TableError
 from fvflops.formulas.registered import count_registered
 from fvflops.trace import Signature, Status, TensorSpec
+from tests.models import Function
 from tests.tables import TableFolder
 
 SCHEMAS = (
@@ -141,18 +142,9 @@ def test_a_raw_formula_gets_tensors_without_numbers():
         assert tensor.is_meta and tensor.shape == shape and tensor.dtype is torch.bfloat16
 
 
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
-
-
 def test_lists_devices_and_several_results():
     calls = register(OPS.split)
-    FlopCountAnalysis(Calls(lambda x: OPS.split([x, x[1:]], device=torch.device("cpu"))), X).total()
+    FlopCountAnalysis(Function(lambda x: OPS.split([x, x[1:]], device=torch.device("cpu"))), X).total()
     ((shapes, device), kwargs) = calls[0]
     assert shapes == [(4, 8), (3, 8)] and device == torch.device("cpu")
     assert tuple(kwargs["out_shape"]) == ((4, 8), (3, 8))
@@ -160,7 +152,7 @@ def test_lists_devices_and_several_results():
 
 def test_an_op_that_writes_to_its_argument():
     calls = register(OPS.mix_)
-    analysis = FlopCountAnalysis(Calls(lambda x: OPS.mix_(x + 1, 0.5)), X)
+    analysis = FlopCountAnalysis(Function(lambda x: OPS.mix_(x + 1, 0.5)), X)
     assert analysis.by_operator() == {"mix_": 4 * 6 * 5} and calls[0][0] == ((4, 8), 0.5)
 
 
@@ -206,7 +198,7 @@ def test_torchs_own_formulas_are_left_alone(tmp_path):
     """A table without a row for mm does not know it, whatever torch says."""
     assert torch.ops.aten.mm in flop_counter.flop_registry
     table = TableFolder(tmp_path)("description: nothing\nfree: [aten::t]")
-    analysis = FlopCountAnalysis(Calls(torch.mm), (torch.rand(2, 3), torch.rand(3, 4)), table=table)
+    analysis = FlopCountAnalysis(Function(torch.mm), (torch.rand(2, 3), torch.rand(3, 4)), table=table)
     assert analysis.total() == 0 and "aten::mm" in analysis.unsupported_ops()
 
 
@@ -214,9 +206,9 @@ def test_a_program_may_say_something_of_an_op_of_torchs(tmp_path):
     del flop_counter.flop_registry[torch.ops.aten.mm]
     register(torch.ops.aten.mm)
     table = TableFolder(tmp_path)("description: nothing")
-    analysis = FlopCountAnalysis(Calls(torch.mm), (torch.rand(2, 3), torch.rand(3, 4)), table=table)
+    analysis = FlopCountAnalysis(Function(torch.mm), (torch.rand(2, 3), torch.rand(3, 4)), table=table)
     assert analysis.total() == 4 * 6 * 5
-    assert FlopCountAnalysis(Calls(torch.mm), (torch.rand(2, 3), torch.rand(3, 4))).total() == 24
+    assert FlopCountAnalysis(Function(torch.mm), (torch.rand(2, 3), torch.rand(3, 4))).total() == 24
 
 
 @pytest.mark.parametrize("name", ["fvcore", "thop"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis
 from fvflops.capture.record import record_call
+from tests.models import Function
 from tests.oracle.number import Tally
 from tests.oracle.product_claim import DEFAULT, EXACT, check_results
 
@@ -17,21 +18,12 @@ from tests.oracle.product_claim import DEFAULT, EXACT, check_results
 Program = Callable[[Tally, Any], Sequence[Any]]
 
 
-class _Layer(nn.Module):
+class _Trained(nn.Module):
     """A function of tensors as a layer, so that what runs for it is told from the loss."""
 
     def __init__(self, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.function(*tensors)
-
-
-class _Trained(nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.layer = _Layer(function)
+        self.layer = Function(function)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         return self.layer(*tensors)
