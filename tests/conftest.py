@@ -1,9 +1,25 @@
-"""What every test needs: torchvision's schemas, before anything imports it, and nobody who forces colours."""
+"""What every test needs: one thread in each of several workers, torchvision's schemas before its import, no colours."""
 
+import gc
 import os
 
+import pytest
+import torch
+
 from tests.torchvision_schemas import define_torchvision_schemas
+
+# Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 define_torchvision_schemas()
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # set by some CI systems, inherited by the commands that tests start
     os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_was_there_before_is_no_garbage():
+    """Leave what libraries hold, a million objects, out of the garbage collections of a file's tests."""
+    gc.collect()
+    gc.freeze()
