@@ -160,11 +160,16 @@ def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] =
     loss = add_up if backward else None
     shapes = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    assert_both(shapes, real, backward=backward, other_ways=other_ways)
+    return shapes
+
+
+def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: frozenset[str] = frozenset()) -> None:
+    """Check that two traces are a run by shapes and a real one, and agree."""
     assert (shapes.about["execution"], real.about["execution"]) == ("shapes", "real")
     assert_same(shapes, real, other_ways=other_ways)
     if backward:
         assert any(phase == "backward" for _, _, phase in shapes.calls)
-    return shapes
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -193,17 +198,25 @@ def zoo_case(request: pytest.FixtureRequest) -> Case:
     return model, args, {}
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_a_model_of_the_zoo_costs_the_same_by_shapes(zoo_case: Case, backward: bool):
-    run_both(zoo_case, backward=backward)
+@pytest.fixture(scope="module", params=[None, add_up], ids=["forward", "backward"])
+def zoo_run(zoo_case: Case, request: pytest.FixtureRequest) -> tuple[Any, Trace]:
+    """The loss, if there is one, and the run by shapes that others are laid beside."""
+    model, args, kwargs = zoo_case
+    loss = request.param
+    return loss, record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_a_model_of_the_zoo_costs_the_same_on_meta(zoo_case: Case, backward: bool):
+def test_a_model_of_the_zoo_costs_the_same_by_shapes(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+    model, args, kwargs = zoo_case
+    loss, shapes = zoo_run
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    assert_both(shapes, real, backward=loss is not None)
+
+
+def test_a_model_of_the_zoo_costs_the_same_on_meta(zoo_case: Case, zoo_run: tuple[Any, Trace]):
     model, args, kwargs = zoo_case
     assert isinstance(model, nn.Module)
-    loss = add_up if backward else None
-    here = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    loss, here = zoo_run
     # There is nothing real to fall back to, so that "auto" is enough here.
     there = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
     assert there.about["execution"] == "shapes" and there.about["device"] == "cpu"
