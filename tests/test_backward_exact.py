@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fvflops.capture.signature import describe_call
 from tests.oracle import attention, convolution, norms, pointwise, reductions
+from tests.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.convolution import Window
 from tests.oracle.gradient_claim import check_gradients
 from tests.oracle.losses import flat
 from tests.oracle.number import Tally, values
-from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.products import linear_backward
 from tests.test_oracle_convolution import deform
 

@@ -9,8 +9,8 @@ from torch import nn
 from fvflops import FlopCountAnalysis, record_call
 from fvflops.capture.signature import describe_call
 from tests.oracle import recurrence
+from tests.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.number import Tally
-from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_results
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fvflops import FlopCountAnalysis
 from tests.oracle import algebra
+from tests.oracle.claim import DEFAULT, EXACT, Source, check_product
 from tests.oracle.number import Tally, values
-from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_product
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import attention
+from tests.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_product, check_results
 from tests.oracle.number import Tally
-from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_counts, check_product, check_results
 
 aten = torch.ops.aten
 

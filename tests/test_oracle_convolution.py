@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import convolution
+from tests.oracle.claim import Source, check_counts, check_product, check_results
 from tests.oracle.convolution import Window
 from tests.oracle.number import Tally
-from tests.oracle.product_claim import Source, check_counts, check_product, check_results
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import products
+from tests.oracle.claim import Source, check_counts, check_product, check_results
 from tests.oracle.number import Tally
-from tests.oracle.product_claim import Source, check_counts, check_product, check_results
 
 aten = torch.ops.aten
 

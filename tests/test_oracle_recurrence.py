@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fvflops.capture.signature import describe_call
 from tests.oracle import recurrence
+from tests.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_results
 from tests.oracle.number import Tally, values
-from tests.oracle.product_claim import DEFAULT, EXACT, Source, check_counts, check_results
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from torch import nn
 from fvflops import FlopCountAnalysis
 from fvflops.capture.record import record_call
 from tests.models import Function
+from tests.oracle.claim import DEFAULT, EXACT, check_results
 from tests.oracle.number import Tally
-from tests.oracle.product_claim import DEFAULT, EXACT, check_results
 
 # A program takes a tally and the gradient of the result, and returns those of the tensors that are asked for.
 Program = Callable[[Tally, Any], Sequence[Any]]
