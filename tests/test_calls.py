@@ -188,7 +188,7 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
     ],
 )
 def test_a_mistake_is_told_before_the_model_is_built(capsys, options, message):
-    assert main(["count", "no.such.module:build", *options]) == 1
+    assert main(["count", "no.such.module:build", *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

@@ -233,30 +233,30 @@ def test_a_saved_trace_is_checked_without_memory(folder, capsys):
     limits = load_budgets("budget.yaml")["net"].limits
     assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "unknown": 0}
     (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
-    assert check(model="net.json") == 1
+    assert check(model="net.json") == 2
     assert "predicted from a model, not from a saved run" in capsys.readouterr().err
 
 
 def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
-    assert check("--table", "fvcore") == 1
+    assert check("--table", "fvcore") == 2
     assert "the budget of net is by the table exact, not fvcore" in capsys.readouterr().err
 
 
 def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
     monkeypatch.setattr("fvflops.cli.check.analyse", lambda *_, **__: pytest.fail("the work was done first"))
-    assert check() == 1
+    assert check() == 2
     assert "budget.yaml:1: cannot be read: No such file" in capsys.readouterr().err
     (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")
-    assert check() == 1
+    assert check() == 2
     assert "budget.yaml has no model 'net': did you mean 'nett'?" in capsys.readouterr().err
-    assert check("--summary", str(folder), name="nett") == 1
+    assert check("--summary", str(folder), name="nett") == 2
     assert "cannot be written" in capsys.readouterr().err
-    assert check("--depth", "1") == 1
+    assert check("--depth", "1") == 2
     assert "--depth says what --update writes" in capsys.readouterr().err
     (folder / "file").write_text("")
-    assert main(["check", "net.py:narrow", "--budget", "file/budget.yaml", "--update"]) == 1
+    assert main(["check", "net.py:narrow", "--budget", "file/budget.yaml", "--update"]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 

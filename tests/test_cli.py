@@ -196,7 +196,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
 )
 def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
     code, out, err = run(capsys, "count", *argv)
-    assert code == 1 and out == ""
+    assert code == 2 and out == ""
     assert err.startswith("fvflops: error: ") and err.count("\n") == 1 and "Traceback" not in err
     assert message in err
 
@@ -219,7 +219,7 @@ def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
 def test_errors_of_a_factory(capsys, factory, name, message):
     name, *options = name.split()
     code, _, err = run(capsys, "count", f"{factory}:{name}", *options)
-    assert code == 1 and message in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
 
 
 def test_debug_shows_the_traceback(factory):
@@ -231,7 +231,7 @@ def test_strict_makes_an_unknown_op_an_error(capsys, factory):
     code, out, _ = run(capsys, "count", f"{factory}:unknown")
     assert code == 0 and "UNKNOWN, so missing from the numbers: fvflops_cli::scan (1 call, 2 output elements)." in out
     code, out, err = run(capsys, "count", f"{factory}:unknown", "--strict")
-    assert (code, out) == (1, "") and "no row for fvflops_cli::scan ×1 (--strict)" in err
+    assert (code, out) == (2, "") and "no row for fvflops_cli::scan ×1 (--strict)" in err
 
 
 def test_every_format_and_view(capsys, tmp_path):
@@ -272,7 +272,7 @@ def test_ops_lists_and_explains(capsys):
         ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
     ):
         code, out, err = run(capsys, "ops", name)
-        assert (code, out) == (1, "") and message in err
+        assert (code, out) == (2, "") and message in err
     code, out, _ = run(capsys, "ops", "conv2d")
     assert code == 0 and "no row, so it is looked into" in out
     torch.library.custom_op("fvflops_cli_ops::scan", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor")
@@ -341,13 +341,13 @@ def test_an_input_is_parsed():
     ids=" ".join,
 )
 def test_an_output_that_cannot_be_written_is_told_before_all_else(argv, tmp_path, capsys):
-    assert main([*argv, str(tmp_path)]) == 1
+    assert main([*argv, str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"fvflops: error: {tmp_path} cannot be written: Is a directory; choose another path\n"
     )
 
 
 def test_an_error_shows_what_a_terminal_would_obey(capsys):
-    assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 1
+    assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 2
     err = capsys.readouterr().err
     assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()

@@ -155,7 +155,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
 def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, message):
     schedule_is_read_later = options[:2] == ["--schedule", "wait=3,active=1"]
     code, text, err = run(capsys, "nets.py:build" if schedule_is_read_later else "nets.py:must_not_be_built", *options)
-    assert (code, text) == (1, "")
+    assert (code, text) == (2, "")
     assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1
     assert not Path("a.json").exists()
 
@@ -174,7 +174,7 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
 )
 def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, message):
     code, text, err = run(capsys, *options)
-    assert (code, text) == (1, "")
+    assert (code, text) == (2, "")
     assert message in err and err.count("\n") == 1
 
 
@@ -191,7 +191,7 @@ def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, mess
 )
 def test_what_was_measured_before_an_error_is_written(capsys, factory, name, said, told):
     code, text, err = run(capsys, f"nets.py:{name}", "--trace", "run.json", "--flamegraph", "run.txt")
-    assert code == 1 and err.startswith(said)
+    assert code == 2 and err.startswith(said)
     assert "the mean of 2 runs after 1 to warm up" in text
     assert f"Run 4 of 6 was {told}: this is what was measured before." in text
     assert "broken off" in json.loads(Path("run.json").read_text())["otherData"]
@@ -200,7 +200,7 @@ def test_what_was_measured_before_an_error_is_written(capsys, factory, name, sai
 
 def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factory):
     code, text, err = run(capsys, "nets.py:interrupted_at_once", "--trace", "run.json")
-    assert (code, text) == (1, "") and not Path("run.json").exists()
+    assert (code, text) == (2, "") and not Path("run.json").exists()
     assert err == "fvflops: error: interrupted in a run: before any was measured\n"
 
 

@@ -126,7 +126,7 @@ def test_json_has_every_pair(capsys):
     ],
 )
 def test_a_mistake_is_told_in_one_line(capsys, arguments, message):
-    assert main(["compare", "zoo:lenet5", *arguments]) == 1
+    assert main(["compare", "zoo:lenet5", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

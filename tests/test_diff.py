@@ -277,7 +277,7 @@ def test_a_file_that_is_no_whole_trace_is_told(saved, capsys):
     }
     for content, message in mistakes.items():
         bad.write_text(content)
-        assert main(["diff", str(saved), str(bad)]) == 1
+        assert main(["diff", str(saved), str(bad)]) == 2
         said = capsys.readouterr().err
         assert message in said
         assert "bad.json" in said
@@ -301,7 +301,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path, saved):
 
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fvflops.cli.diff.analyse", lambda *_, **__: pytest.fail("the work was done first"))
-    assert main(["diff", "zoo:lenet5", "zoo:lenet5", "--output", str(tmp_path)]) == 1
+    assert main(["diff", "zoo:lenet5", "zoo:lenet5", "--output", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
@@ -399,9 +399,9 @@ def test_a_mistake_in_a_revision_is_told(repository, capsys):
         "HEAD:models/nett.py:build": "has no file 'models/nett.py': the nearest is 'models/net.py'",
         "--help:models/net.py:build": "is no revision",
     }.items():
-        assert main(["diff", "--", name, "zoo:lenet5"]) == 1
+        assert main(["diff", "--", name, "zoo:lenet5"]) == 2
         assert message in capsys.readouterr().err
-    assert main(["diff", "HEAD:models/net.py:biuld", "zoo:lenet5"]) == 1
+    assert main(["diff", "HEAD:models/net.py:biuld", "zoo:lenet5"]) == 2
     assert "HEAD:models/net.py:biuld: models/net.py has no 'biuld': the nearest is 'build'" in capsys.readouterr().err
 
 
@@ -423,11 +423,11 @@ def test_the_command_line_says_what_it_does_not_take(saved, capsys):
         (__file__, "zoo:lenet5"): "is a file: a saved trace ends in .json",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",
     }.items():
-        assert main(["diff", *arguments]) == 1
+        assert main(["diff", *arguments]) == 2
         assert message in capsys.readouterr().err
     broken = saved.with_name("broken.pt2")
     broken.write_bytes(b"PK" + os.urandom(100))
-    assert main(["diff", str(broken), "zoo:lenet5"]) == 1
+    assert main(["diff", str(broken), "zoo:lenet5"]) == 2
     assert "this is no program of torch.export" in capsys.readouterr().err
 
 

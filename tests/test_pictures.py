@@ -226,7 +226,7 @@ def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypa
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_told_in_one_line_before_the_model_is_looked_for(capsys, argv, message):
-    assert main(argv) == 1
+    assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == "" and message in err and err.count("\n") == 1
 
@@ -238,6 +238,6 @@ def test_a_mistake_is_told_in_one_line_before_the_model_is_looked_for(capsys, ar
 )
 def test_without_matplotlib_it_is_told_before_the_model_is_looked_for(capsys, monkeypatch, tmp_path, argv):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main([*argv, str(tmp_path / "x.svg")]) == 1
+    assert main([*argv, str(tmp_path / "x.svg")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "a plot needs matplotlib" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())

@@ -516,5 +516,5 @@ def test_the_command_line_plans(capsys):
     ids=["size", "twice", "dtype", "shard", "format"],
 )
 def test_a_mistake_on_the_command_line_is_replayed(capsys, arguments, message):
-    assert main(["plan", "zoo:llama_tiny", *arguments]) == 1
+    assert main(["plan", "zoo:llama_tiny", *arguments]) == 2
     assert message in capsys.readouterr().err

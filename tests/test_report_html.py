@@ -163,9 +163,9 @@ def test_profile_command_writes_a_page_with_times(tmp_path, capsys):
     assert main(["profile", "zoo:lenet5", "--repeat", "1", "--backward", "--html", str(path)]) == 0
     data = read_data(path.read_text(encoding="utf-8"))
     assert data["measures"][-1]["key"] == "time" and data["phases"] == ["", "forward", "backward"]
-    assert main(["profile", "zoo:lenet5", "--html", str(path), "--weight", "macs"]) == 1
+    assert main(["profile", "zoo:lenet5", "--html", str(path), "--weight", "macs"]) == 2
     assert "--weight says" in capsys.readouterr().err, "the page has all measures"
-    assert main(["profile", "zoo:lenet5", "--html", str(tmp_path)]) == 1
+    assert main(["profile", "zoo:lenet5", "--html", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
@@ -181,9 +181,9 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, caps
         FlopCountAnalysis(Net(), torch.ones(1)).to_html(tmp_path)
     assert not ran
     missing = tmp_path / "no" / "report.html"
-    assert main(["count", "zoo:no_such_model", "--format", "html", "--output", str(missing)]) == 1
+    assert main(["count", "zoo:no_such_model", "--format", "html", "--output", str(missing)]) == 2
     assert "no_such_model" in capsys.readouterr().err and not missing.parent.exists()
-    assert main(["count", "zoo:no_such_model", "--format", "html", "--output", "/dev/null/report.html"]) == 1
+    assert main(["count", "zoo:no_such_model", "--format", "html", "--output", "/dev/null/report.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err, "before the model is looked for"
 
 

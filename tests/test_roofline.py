@@ -281,7 +281,7 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
     assert code == 0 and out.startswith(name)
     path.write_text(path.read_text() + write_device(SLOW).partition("\n")[2])
     code, _, err = run(capsys, "zoo:lenet5", "--device", str(path))
-    assert code == 1 and f"write {path}:{name}" in err
+    assert code == 2 and f"write {path}:{name}" in err
 
 
 @pytest.mark.parametrize(
@@ -303,5 +303,5 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
 )
 def test_errors_are_one_line(capsys, argv, message):
     code, out, err = run(capsys, *argv)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1

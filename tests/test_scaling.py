@@ -482,14 +482,14 @@ def test_the_command_generates(capsys):
 )
 def test_a_mistake_on_the_command_line_is_told_in_one_line(capsys, argv, message):
     code, out, err = run(capsys, *argv)
-    assert code == 1 and out == "" and message in err and err.count("\n") == 1
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
 
 
 def test_without_matplotlib_a_plot_is_refused_before_the_runs(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "cost.svg"
     code, out, err = run(capsys, "zoo:gpt2", "--vary", "seq=1..9", "--plot", str(picture))
-    assert code == 1 and out == "" and "a plot needs matplotlib" in err and "pip install 'fvflops[plot]'" in err
+    assert code == 2 and out == "" and "a plot needs matplotlib" in err and "pip install 'fvflops[plot]'" in err
     assert err.count("\n") == 1 and not picture.exists()
 
 

@@ -293,6 +293,6 @@ def test_a_terminal_gets_the_fitted_table_and_a_pipe_or_file_the_whole(tmp_path,
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
-    assert main(["count", "no.such:model", *options]) == 1
+    assert main(["count", "no.such:model", *options]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

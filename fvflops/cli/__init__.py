@@ -32,7 +32,7 @@ _LONGEST = 400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 for success, 1 for an error, 2 for a wrong command line."""
+    """Run one command and return its exit code: 0 for success, 1 where what it checked does not hold, 2 for errors."""
     arguments = build_parser().parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):
         # A terminal that cannot show a character shows its escape; the report is not lost.
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         print(f"fvflops: error: {say_error(error)}", file=sys.stderr)
-        return 1
+        return 2
 
 
 def build_parser() -> argparse.ArgumentParser:
