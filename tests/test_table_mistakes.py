@@ -213,7 +213,7 @@ def test_an_unreadable_file_is_a_mistake(tmp_path):
         load_table("nowhere.yaml")
     with pytest.raises(TableError, match=r"^defualt:1: .*did you mean 'default'"):
         load_table("defualt")
-    with pytest.raises(TableError, match=":1: cannot be read: Is a directory"):
+    with pytest.raises(TableError, match=":1: cannot be read: it is a folder"):
         load_table(str(tmp_path))
     with pytest.raises(TableError, match=r"^fvflops://nothing.yaml:1: cannot be read"):
         load_table("fvflops://nothing.yaml")
