@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO, cast
+from uuid import uuid4
 
 SCHEME = "fvflops://"
 
@@ -81,8 +81,9 @@ def write_text(path: str, pieces: str | Iterable[str]) -> None:
     """Write a whole text file, made of pieces, so that what was there stays unless all of it could be written.
 
     Whoever reads it meanwhile sees what it was or what it is, nothing between. The folders that it lies in are made, a
-    link stays, and what it leads to is replaced. A device, a pipe and a URI are written as they are, and so is a file
-    in a folder to which nothing can be added. Half a character, which UTF-8 does not have, is written as its escape.
+    link stays, and what it leads to is replaced, unless that may not be written. A device, a pipe and a URI are written
+    as they are, and so is a file in a folder to which nothing can be added. Half a character, which UTF-8 does not
+    have, is written as its escape.
     """
     with _replacing(path, "w") as file:
         file.writelines([pieces] if isinstance(pieces, str) else pieces)
@@ -122,9 +123,12 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
         return
     make_folder(os.path.dirname(path) or ".")
     target = os.path.realpath(path)
-    beside = os.path.join(os.path.dirname(target), f".fvflops-{os.getpid()}-{threading.get_ident()}.tmp")
+    if os.path.exists(target):
+        _open(path, "a").close()  # to replace a file asks the folder's leave, not the file's own
+    # Other machines may write to the folder too.
+    beside = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
     try:
-        file = _open(beside, mode)
+        file = _open(beside, mode.replace("w", "x"))
     except OSError:
         beside, file = "", _open(path, mode)
     try:

@@ -124,6 +124,9 @@ def test_what_was_there_stays_where_the_writing_fails(tmp_path):
     paths.append_text(str(tmp_path / "new" / "b.txt"), "c")
     with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
         paths.write_text("/dev/full", "x")
+    with pytest.raises(IsADirectoryError) as caught:  # what may not be opened for writing is not replaced either
+        paths.write_text(str(tmp_path / "new"), "x")
+    assert caught.value.filename == str(tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "new"]
 
 
