@@ -347,6 +347,31 @@ def test_an_output_that_cannot_be_written_is_told_before_all_else(argv, tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["count", "{}.py:build"],
+        ["count", "zoo:lenet5", "--table", "{}.yaml"],
+        ["diff", "zoo:lenet5", "{}.json"],
+        ["check", "zoo:lenet5", "--update", "--budget", "{}.yaml"],
+        ["profile", "zoo:lenet5", "--peaks", "{}.yaml:mine"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_run_reads_is_not_written_over(argv, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    for ending in (".py", ".yaml", ".json"):
+        (tmp_path / f"file{ending}").write_text("mine")
+    argv = [text.format(tmp_path / "file") for text in argv]
+    ending = next(ending for ending in (".py", ".yaml", ".json") if ending in " ".join(argv))
+    path = f"{tmp_path}/folder/../file{ending}"
+    assert main([*argv, "--output", path]) == 1
+    assert (
+        capsys.readouterr().err == f"fvflops: error: --output {path}: this run reads that file: choose another path\n"
+    )
+    assert (tmp_path / f"file{ending}").read_text() == "mine"
+
+
 def test_an_error_shows_what_a_terminal_would_obey(capsys):
     assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 2
     err = capsys.readouterr().err
