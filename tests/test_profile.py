@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fvflops.capture.meter as meter
@@ -84,6 +85,18 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Functions(TorchFunctionMode):
+    """Writes down the functions of torch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 def milliseconds(timing):
     return timing.calls, timing.total / MILLISECOND, timing.own / MILLISECOND
 
@@ -125,6 +138,9 @@ def test_what_another_mode_would_see_is_not_sampled(clock):
         torch.ones(3).add(1)
     assert names.seen == ["aten::ones", "aten::add"]
     assert run.trace().about["overhead_ns_per_op"] == "0"
+    with Functions() as functions, record(measure={"time"}):
+        torch.ones(3).add(1)
+    assert functions.seen == ["ones", "add"]
 
 
 def test_the_backward_pass_is_the_modules_whose_forward_made_it(clock):

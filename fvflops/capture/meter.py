@@ -56,9 +56,9 @@ class Meter:
         self.per_op = 0
         self._ops = 0
         self._ways: list[int] = []  # in the order of their times
-        with _disable_current_modes():
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._tensor = torch.zeros((), device="cpu")
-        _do_nothing(self._tensor)  # the first call in a process takes longer
+            _do_nothing(self._tensor)  # the first call in a process takes longer
         # Read first and last around an op, without a function of ours between: after a kernel that would take long.
         self.clock = perf_counter_ns
         self._origin = self.clock()

@@ -242,10 +242,9 @@ def _tell_counting(measured: Measured) -> Iterator[str]:
     yield f"FLOPs by the table {names.show(about.get('table', '?'))}, in which a multiply-add is {factor}."
     if "overhead_ns" in about:
         lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
-        yield (
-            f"Watching took {format_seconds(lost)} more, and the way from Python to an op and back "
-            f"{format_seconds(per_op)}: that is subtracted from the times."
-        )
+        # Where other modes were on all the time the way was not sampled.
+        way = f", and the way from Python to an op and back {format_seconds(per_op)}" if per_op else ""
+        yield f"Watching took {format_seconds(lost)} more{way}: that is subtracted from the times."
     if about.get("clocked"):
         yield f"What modules take forward is of {about['clocked']} more, in which no op was watched."
     if "compiled" in about:
