@@ -234,3 +234,13 @@ def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):
     if drawn:
         assert stream[1] == "\r[###############---------------] run 2 of 4, about 2 s more\x1b[K"
         assert stream[-1] == "\r\x1b[K"
+
+
+def test_every_file_that_could_not_be_written_is_told(capsys, factory, monkeypatch):
+    def fail(path, pieces):
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr("fvflops.paths.write_text", fail)
+    code, text, err = run(capsys, "nets.py:build", "--repeat", "1", "--trace", "a.json", "--html", "b.html")
+    assert code == 1 and text.startswith("Net on ") and err.count("\n") == 1
+    assert "No space left on device: 'a.json'; [Errno 28] No space left on device: 'b.html'" in err

@@ -175,7 +175,7 @@ def _choose_device(name: str | None) -> str | None:
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
-    """Write the report, and the files; where one cannot be written the others are, before that is raised."""
+    """Write the report, and the files; where some cannot be written the others are, before an OSError tells of all."""
     failures: list[OSError] = []
     for path, format in {arguments.output: "report", **wanted.files}.items():
         try:
@@ -190,7 +190,7 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
         except OSError as error:
             failures.append(error)
     if failures:
-        raise failures[0]
+        raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
 def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
