@@ -365,7 +365,7 @@ def test_what_a_run_reads_is_not_written_over(argv, tmp_path, capsys):
     argv = [text.format(tmp_path / "file") for text in argv]
     ending = next(ending for ending in (".py", ".yaml", ".json") if ending in " ".join(argv))
     path = f"{tmp_path}/folder/../file{ending}"
-    assert main([*argv, "--output", path]) == 1
+    assert main([*argv, "--output", path]) == 2
     assert (
         capsys.readouterr().err == f"fvflops: error: --output {path}: this run reads that file: choose another path\n"
     )

@@ -242,5 +242,5 @@ def test_every_file_that_could_not_be_written_is_told(capsys, factory, monkeypat
 
     monkeypatch.setattr("fvflops.paths.write_text", fail)
     code, text, err = run(capsys, "nets.py:build", "--repeat", "1", "--trace", "a.json", "--html", "b.html")
-    assert code == 1 and text.startswith("Net on ") and err.count("\n") == 1
+    assert code == 2 and text.startswith("Net on ") and err.count("\n") == 1
     assert "No space left on device: 'a.json'; [Errno 28] No space left on device: 'b.html'" in err
