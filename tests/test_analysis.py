@@ -409,3 +409,12 @@ def test_every_public_name_is_there_and_says_what_it_is():
     assert set(fvflops.__all__) <= set(dir(fvflops))
     with pytest.raises(AttributeError, match="flop_counts"):
         fvflops.flop_counts  # noqa: B018
+
+
+def test_a_child_whose_name_has_dots_belongs_to_what_holds_it():
+    """torch's add_module refuses such names, setattr does not."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    setattr(model[0], "a.b", nn.Linear(4, 8))
+    model.forward = lambda x: getattr(model[0], "a.b")(model[0](x))
+    flops = FlopCountAnalysis(model, torch.ones(1, 4))
+    assert flops.by_module() == {"": 48, "0": 48, "0.a.b": 32}

@@ -73,7 +73,9 @@ class Counts:
             return
         parts = scope[-1].split(".") if scope and scope[-1] else []
         for length in range(len(parts) + 1):
-            yield ".".join(parts[:length])
+            name = ".".join(parts[:length])
+            if name in self.modules.places or length == len(parts):  # a child set by setattr may have dots in its name
+                yield name
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, zeros left out."""
