@@ -236,6 +236,25 @@ def test_the_backward_pass_of_a_linear_layer_costs_twice():
     assert str(forward) == "40·B" and str(both) == f"{40 * 3 - 32}·B"
 
 
+def test_the_backward_pass_counts_as_one_what_the_table_counts_as_one():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
+    cost = fvflops.cost_of(
+        model, lambda batch: torch.zeros(batch, 3, 5, 5), vary={"batch": (1, 9)}, loss=lambda output: output.sum()
+    )
+    # 300 MACs in the convolution, again for its weight's gradient, and 2 for each of the 100 elements of the norm.
+    assert str(cost) == f"{300 + 300 + 200}·B"
+
+
+def test_a_file_that_registers_ops_is_run_once(tmp_path, capsys):
+    path = tmp_path / "registers.py"
+    path.write_text(
+        "import torch\nlibrary = torch.library.Library('scalingtest', 'DEF')\nlibrary.define('op(Tensor x) -> Tensor')\n"
+        "def build():\n    return torch.nn.Linear(4, 3)\n"
+    )
+    assert main(["scale", f"{path}:build", "--input", "batch,4", "--vary", "batch=1..64"]) == 0
+    assert "flops = 12·B" in capsys.readouterr().out
+
+
 def test_depth_is_linear_and_a_late_layer_is_none():
     cost = fvflops.cost_of(
         lambda depth: nn.Sequential(*(nn.Linear(4, 4) for _ in range(depth))),

@@ -15,6 +15,7 @@ from fvflops.analysis.lookups import CheckedLookups
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
 from fvflops.capture.record import Loss, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.metrics import TablePricer
 from fvflops.metrics.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.trace import Counts, Status
 from fvflops.trace.scaling import Axis, CostExpression, ScalingError, Sizes, say_sizes
@@ -265,8 +266,9 @@ def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mappi
     """Count the forward and the backward pass."""
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
     recorded = {name: options[name] for name in ("execution", "device", "assume")}
-    trace = record_call(model, args, kwargs, loss=loss, **recorded)
     kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
+    stops_at = TablePricer(options["table"], "activations" if metric == "activations" else "flops").stops_at
+    trace = record_call(model, args, kwargs, loss=loss, stops_at=stops_at, **recorded)
     return read_sample(kind.from_trace(trace, table=options["table"]), metric)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -195,13 +196,20 @@ def _from_factory(source: str, name: str) -> _Built:
 def _import_file(path: str) -> ModuleType:
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path!r}")
+    state = os.stat(path)
+    return _run_file(os.path.abspath(path), state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
+    """Return the module that a file is, run once: one that registers ops cannot be run again."""
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
     # As for `python file.py`, what lies beside the file can be imported.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.path.insert(0, os.path.dirname(path))
     spec.loader.exec_module(module)
     return module
 
