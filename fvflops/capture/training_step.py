@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from fvflops.capture.model import describe_inputs
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
@@ -47,6 +49,7 @@ def record_step(
     A step that needs a number raises ExecutionError.
     """
     with one_at_a_time(), unseen(), uncollected():
+        given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()
         complete = False
@@ -74,7 +77,8 @@ def record_step(
             raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
-        return session.trace()
+        trace = session.trace()
+        return replace(trace, about={**trace.about, "inputs": given})
 
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
