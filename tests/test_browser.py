@@ -112,6 +112,10 @@ def test_zoom_by_click_and_keys(show):
     assert "encoder.attn" in widths(page) and "head" not in widths(page)
     page.keyboard.press("Backspace")
     assert "head" in widths(page)
+    owned = page.get_attribute(".icicle", "aria-owns").split()
+    assert [page.get_attribute(f"#{cell}", "aria-label").split(",")[0] for cell in owned] == [
+        "the whole model", "encoder", "encoder.attn", "encoder.mlp", "head",
+    ], "a screen reader is told of modules in their order, whichever was drawn first"  # fmt: skip
     page.click("#module-table button.open >> text=encoder.attn")
     assert widths(page) == {"encoder.attn": 100}
     page.keyboard.press("Home")
@@ -232,7 +236,7 @@ def test_two_reports_are_compared(show, tmp_path):
     page = show(net)
     page.set_input_files("#other", tmp_path / "wrong.json")
     page.wait_for_selector("#notice:not([hidden])")
-    assert "wrong.json cannot be compared with" in page.inner_text("#notice")
+    assert "wrong.json cannot be shown beside this report" in page.inner_text("#notice")
     page.set_input_files("#other", tmp_path / "other.html")
     page.wait_for_selector("#comparison:not([hidden])")
     assert column(page, "differences", 0) == [

@@ -248,7 +248,8 @@ def test_the_backward_pass_counts_as_one_what_the_table_counts_as_one():
 def test_a_file_that_registers_ops_is_run_once(tmp_path, capsys):
     path = tmp_path / "registers.py"
     path.write_text(
-        "import torch\nlibrary = torch.library.Library('scalingtest', 'DEF')\nlibrary.define('op(Tensor x) -> Tensor')\n"
+        "import torch\n"
+        "library = torch.library.Library('scalingtest', 'DEF')\nlibrary.define('op(Tensor x) -> Tensor')\n"
         "def build():\n    return torch.nn.Linear(4, 3)\n"
     )
     assert main(["scale", f"{path}:build", "--input", "batch,4", "--vary", "batch=1..64"]) == 0

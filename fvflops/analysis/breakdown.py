@@ -20,9 +20,9 @@ BETWEEN_OPS = "(between ops)"
 _ORDER = ("handles", "flops", "macs", "activations", "parameters", "bytes", "calls", "time")
 _TITLES = {"flops": "FLOPs", "activations": "Activations", "bytes": "Bytes", "handles": "Count"}
 _NOTES = {
-    "flops": "floating-point operations, in the convention of the table",
-    "activations": "output elements of the operators that the table names",
-    "bytes": "bytes that each operator on its own must read and write",
+    "flops": "as the convention counts them",
+    "activations": "output elements of the ops that the table names",
+    "bytes": "what each op on its own must read and write",
     "handles": "what the handles of this analysis count",
 }
 
@@ -94,7 +94,7 @@ def _measure_macs(counts: Counts, labels: Mapping[str, str]) -> Measure:
     return Measure(
         "MACs",
         _add_up(counts, lambda entry: entry.macs, labels),
-        note="multiply-adds, whatever the convention makes of one",
+        note="multiply-adds, in any convention",
         unknown=_unknown(counts, labels),
     )
 
@@ -108,9 +108,7 @@ def _measure_parameters(trace: Trace) -> Measure:
     for parameter in trace.modules.parameters():
         module, _, name = parameter.name.rpartition(".")
         elements[Cell(module, operator=name)] += parameter.spec.numel
-    return Measure(
-        "Parameters", dict(elements), note="elements of parameters; a tied one counts once, at its first name"
-    )
+    return Measure("Parameters", dict(elements), note="a tied one counts once, at its first name")
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
@@ -131,4 +129,4 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
             # On a device that runs behind, ops can take longer than the clock around their module says.
             if phase not in BY_OWNER and rest > 0:
                 sums[Cell(name, phase, BETWEEN_OPS)] = rest
-    return Measure("Time", dict(sums), unit="ns", note="measured: ops, and what their modules took between them")
+    return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")

@@ -3,6 +3,7 @@
 (() => {
   const ROW_HEIGHT = 30;
   const LEVELS = 16;
+  const LETTER = 7; // px; of the font of names, in a cell too narrow for a part of a name to say anything
   const NARROWEST = 2; // px; what is narrower is drawn together with its neighbours
   const COLOURS = 11; // those after the last share one more
   const FIRST_ROWS = 50;
@@ -282,7 +283,7 @@
       const { total } = report.totals(widthKey(), view);
       for (let i = 1; i < report.size; i++) sums.set(report.classOf(i), (sums.get(report.classOf(i)) || 0) + total[i]);
     }
-    return group(rank(sums));
+    return group(rank([...sums].filter(([, value]) => value > 0)));
   }
 
   function operatorGroups() {
@@ -442,6 +443,9 @@
         }
       }
       this.box.append(fresh);
+      // Cells stay where they were made, so that they can move: a reader is told their order.
+      const order = [...this.cells.values()].filter((cell) => cell.id).sort((a, b) => a.dataset.module - b.dataset.module);
+      this.box.setAttribute("aria-owns", order.map((cell) => cell.id).join(" "));
       this.box.style.height = `${(deepest + 1) * ROW_HEIGHT}px`;
       this.box.classList.toggle("empty", !whole);
       this.markSelected();
@@ -487,7 +491,9 @@
       cell.style.background = paints.of(module);
       this.mark(cell, hits, module);
       const parts = [];
-      if (pixels > 26) parts.push(isolate(report.nameOf(module).slice(0, 200), { class: "label" }));
+      const name = report.nameOf(module).slice(0, 200);
+      if (pixels > 60 || name.length * LETTER + 8 <= pixels) parts.push(isolate(name, { class: "label" }));
+      cell.classList.toggle("narrow", pixels <= 60);
       if (pixels > (isRate() ? 140 : 90)) parts.push(make("span", { class: "share" }, isRate() ? text : pixels > 190 ? `${text} · ${share}` : share));
       cell.replaceChildren(...parts);
     }
@@ -734,8 +740,9 @@
       const more = left
         ? make("button", { type: "button", class: "button more", on: { click: () => this.showMore() } }, `Show ${thousands(Math.min(left, MORE_ROWS))} more of ${thousands(rows.length)}`)
         : null;
+      const rest = left ? make("p", { class: "hint rest-of-rows" }, `and ${plural(left, "row")} more, shown in the browser`) : null;
       const table = make("table", { "aria-rowcount": rows.length + 1 }, make("caption", { class: "hidden" }, this.caption), make("thead", {}, head), body);
-      this.box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table), ...(more ? [more] : []));
+      this.box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table), ...(more ? [more, rest] : []));
     }
 
     drawHeading(column, sorted) {
@@ -1011,6 +1018,7 @@
   async function compareWith(file) {
     try {
       const report = readFile(await file.text());
+      report.file = file.name;
       closeOther(false);
       reports.push(report);
       view.split = "change";
@@ -1018,7 +1026,7 @@
       byId("pictures").append(pictures[1].element);
       announce(`Compared with ${file.name}.`, false);
     } catch (error) {
-      announce(`${file.name} cannot be compared with: ${error.message}.`, true);
+      announce(`${file.name} cannot be shown beside this report: ${error.message}.`, true);
       return;
     }
     fillControls();
@@ -1048,7 +1056,7 @@
     pictures.forEach((picture, index) => {
       picture.heading.hidden = !both;
       const total = tell(picture.report, widthKey(), 0);
-      picture.heading.firstChild.textContent = `${index ? "Other" : "This"}: ${picture.report.title.slice(0, 200)} · ${measureOf().title} ${picture.report.measures.has(widthKey()) ? total : "not known"}`;
+      picture.heading.firstChild.textContent = `${index ? `Other (${picture.report.file.slice(0, 200)})` : "This"}: ${picture.report.title.slice(0, 200)} · ${measureOf().title} ${picture.report.measures.has(widthKey()) ? total : "not known"}`;
     });
     if (!both) return;
     const [here, there] = reports;
@@ -1175,8 +1183,9 @@
     const { about } = reports[0].record;
     const first = ["model", "inputs", "table", "multiply_add", "description", "device", "execution", "fvflops", "torch", "python"];
     const keys = [...first.filter((key) => key in about), ...Object.keys(about).filter((key) => !first.includes(key))];
-    const says = { table: "convention", multiply_add: "FLOPs of a multiply-add" };
-    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(about[key].slice(0, 2000))))));
+    const TIMES_TOLD = { overhead_ns: "watching took, and is subtracted", overhead_ns_per_op: "of that for each op" };
+    const says = { table: "convention", multiply_add: "FLOPs of a multiply-add", ...TIMES_TOLD };
+    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in TIMES_TOLD ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
     const parts = [about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `a multiply-add is ${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"}`].filter(Boolean);
     byId("title").replaceChildren(isolate(reports[0].title.slice(0, 200), { title: reports[0].title }));
     byId("subtitle").replaceChildren(...parts.flatMap((part, index) => [...(index ? [" · "] : []), isolate(part.slice(0, 300))]));
@@ -1273,7 +1282,7 @@
     window.addEventListener("resize", () => {
       if (width === window.innerWidth) return;
       width = window.innerWidth;
-      for (const picture of pictures) picture.draw();
+      for (const picture of pictures) if (picture.report.measures.has(widthKey())) picture.draw();
     });
   }
 
