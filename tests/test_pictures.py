@@ -11,7 +11,7 @@ from fvflops import Device, FlopCountAnalysis
 from fvflops.analysis.breakdown import break_down
 from fvflops.cli import main
 from fvflops.metrics.roofline import roofline
-from fvflops.reports import colours, icicle, picture, roofline_plot
+from fvflops.reports import colours, icicle, picture, roofline_plot, scaling_plot
 from fvflops.reports.picture import PlotError
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.breakdown import Breakdown, Cell, Measure
@@ -241,3 +241,8 @@ def test_without_matplotlib_it_is_told_before_the_model_is_looked_for(capsys, mo
     assert main([*argv, str(tmp_path / "x.svg")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "a plot needs matplotlib" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_long_title_of_a_scaling_plot_goes_on_in_a_line_below():
+    lines = scaling_plot._wrap("flops of a forward run, in the convention default " * 2, 5.0)
+    assert len(lines) > 1 and all(picture.width_of(line, 9.0) <= 5.0 for line in lines)

@@ -21,7 +21,8 @@ _HEAD = 0.44
 _LEGEND_ROW = 0.17
 _PADDING = 0.04
 _NARROWEST = 0.014  # what is narrower is drawn together with its neighbours
-_NARROWEST_TEXT = 0.16
+_NARROWEST_TEXT = 0.06
+_NARROWEST_CUT = 0.25  # in less room a name is written whole or not at all
 _LEVELS = 16
 _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 
@@ -162,16 +163,17 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     end = box.start + box.width
     axes.plot([end, end], [box.level, box.level + 1], **border)
     axes.plot([box.start, end], [box.level + 1, box.level + 1], **{**border, "linewidth": 0.8})
-    room = inches - 2 * _PADDING
+    padding = min(_PADDING, 0.15 * inches)
+    room = inches - 2 * padding
     if room < _NARROWEST_TEXT:
         return
     own = {"own": "itself", "rest": f"{box.modules} more"}.get(box.kind)
     name = plain(own or box.module.rpartition(".")[2] or layout.class_of("") or "model")
     style = {"style": "italic", "color": colours.colour("quiet")} if own else {"color": colours.colour("ink")}
     label = fit(name, room, _NAME)
-    if own and label != name:
+    if label != name and (own or room < _NARROWEST_CUT):
         return
-    pad = _PADDING / (WIDTH - 2 * _MARGIN)
+    pad = padding / (WIDTH - 2 * _MARGIN)
     middle = box.level + 0.5
     if label:
         axes.text(box.start + pad, middle, escape(label), fontsize=_NAME, va="center_baseline", **style)
