@@ -134,7 +134,10 @@ def _draw_modules(cost: CostExpression, depth: int) -> list[str]:
 
 
 def _say_part(part: CostExpression, cost: CostExpression) -> str:
-    return "no polynomial" if part.polynomial is None else part.polynomial.write(cost.symbols)
+    if part.polynomial is not None:
+        return part.polynomial.write(cost.symbols)
+    counts = set(part.counted.values())
+    return f"{format_thousands(counts.pop())} in each run" if len(counts) == 1 else "no polynomial"
 
 
 def _list_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
@@ -152,7 +155,10 @@ def _draw_runs(cost: CostExpression) -> str:
         (*(format_thousands(size) for size in sizes), format_thousands(count), format_size(count), role)
         for sizes, count, role in shown
     ]
-    table = draw((*cost.names, cost.metric, "", "used"), rows)
+    headers = (*cost.names, cost.metric, "", "used")
+    if cost.polynomial is None:  # and no run was used for one
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    table = draw(headers, rows)
     left = len(runs) - len(shown)
     return table + (f"\nand {format_quantity(left, 'run')} more, which --format json holds." if left else "")
 
