@@ -256,6 +256,10 @@ def _write_sentences(difference: ModelDifference, escape: Escape) -> list[str]:
     follow = sum(module.follows for module in modules if module.kind == "renamed")
     if follow:
         sentences.append(f"Renamed with a module around them: {format_quantity(follow, 'module')}.")
+    if any(operator.status == "omitted" for operator in difference.by_operator()):
+        sentences.append(
+            f"Omitted is arithmetic that the table {escape(difference.table)} leaves out; the table exact counts it."
+        )
     sentences.append(_tell_unchanged(difference))
     for word, side in (("before", difference.before), ("after", difference.after)):
         if side.unknown:
