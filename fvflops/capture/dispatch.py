@@ -66,6 +66,7 @@ class RecordingMode(WrapperAware):
         self._calls = RealCalls(recorder)
         # What is known of an op, whether it is looked into, what makes the call, and the op.
         self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
+        self._lift = torch.ops.aten.lift_fresh.default
 
     def __torch_dispatch__(
         self,
@@ -98,11 +99,23 @@ class RecordingMode(WrapperAware):
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        noted = self._calls.note(schema, args, kwargs)
+        unseen = recorder.unseen
+        if unseen is None:
+            noted = self._calls.note(schema, args, kwargs)
+        else:
+            is_constant = func is self._lift
+            if is_constant:
+                unseen.lifting(True)
+            noted = self._calls.note(schema, args, kwargs)
+            unseen.before(schema, args, kwargs, noted[2])
+            if is_constant:
+                unseen.lifting(False)
         if meter is None:
             result = run(*args, **kwargs)
             number, writes = self._calls.look(schema, noted, result)
             recorder.add(number, noted[2], writes)
+            if unseen is not None:
+                unseen.after(schema, args, kwargs, noted[2], result, writes)
             return result
         begun, clock = meter.begin(), meter.clock
         begun.ns = clock()
@@ -111,6 +124,8 @@ class RecordingMode(WrapperAware):
         duration = meter.end(begun, ended)
         number, writes = self._calls.look(schema, noted, result)
         recorder.add(number, noted[2], writes, meter.columns(begun, duration))
+        if unseen is not None:
+            unseen.after(schema, args, kwargs, noted[2], result, writes)
         meter.sample()
         meter.lost += begun.ns - came + clock() - ended + meter.per_op
         return result
@@ -131,6 +146,8 @@ class RecordingMode(WrapperAware):
         with _disable_current_modes():
             run()
         self.recorder.call(schema, inputs, (), kwargs, None)
+        if self.recorder.unseen is not None:
+            self.recorder.unseen.wrote(kwargs)
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

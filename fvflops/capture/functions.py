@@ -30,12 +30,19 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
         if not recorder.is_here():
             return original(cls, *args, **kwargs)
         recorder.activate()
+        unseen = recorder.unseen
+        if unseen is not None and not unseen.is_real:
+            unseen = None
+        if unseen is not None:
+            unseen.enter((args, kwargs))
         token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
         try:
             result = original(cls, *args, **kwargs)
         except BaseException as error:
             recorder.leave(token, None, error)
             raise
+        if unseen is not None:
+            unseen.leave(result, getattr(cls, "forward", None))
         recorder.leave(token, result)
         return result
 

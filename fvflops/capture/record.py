@@ -32,6 +32,7 @@ from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import Region, Signature, StopsAt, Trace
 from fvflops.trace.printable import show
@@ -267,6 +268,7 @@ class _Run:
         """Return the Trace of a run with numbers."""
         for columns in (self._held(), self._inputs()):
             self._recorder.know(*columns[2:])
+        self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.meter is None)
         with self._restored() as undo_log:
             with (
                 self._grad_mode(),
@@ -286,6 +288,7 @@ class _Run:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
             mode.reals.know(*self._held())
             mode.reals.know(*self._inputs())
+            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, numbers=False)
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
                 stand_ins = StandIns(mode)
@@ -362,8 +365,13 @@ class _Run:
             result = model(*args, **kwargs)
             self._go_back(result)
             return
+        unseen = self._recorder.unseen
+        if unseen is not None:
+            unseen.enter((args, kwargs))
         token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
         result = model(*args, **kwargs)
+        if unseen is not None:
+            unseen.leave(result, model)
         self._recorder.leave(token, result)
         self._go_back(result)
 

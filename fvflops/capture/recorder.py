@@ -19,6 +19,7 @@ from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
 from fvflops.capture.strand import Opened, Strand
+from fvflops.capture.unseen_work import UnseenWork
 from fvflops.trace import (
     Event,
     ModuleTree,
@@ -59,7 +60,8 @@ class Recorder(Strand):
     inside a backward pass. `events` and `storages` are the rows of what the Trace will hold under these names, and
     `describe` makes the spec of a tensor. `failure` is the first thing that the run could not do: the op's name, the
     module's, and the error. `weigh` says what a call counts for where two things that might be done are compared.
-    `homes` gives the modules of the model's parameters and buffers, by the tensors' ids. With a `limit`, of more events
+    `unseen` collects the evidence of work that no dispatch mode sees. `homes` gives the modules of the model's
+    parameters and buffers, by the tensors' ids. With a `limit`, of more events
     than that only their numbers are kept, not their order. With `lines` each op has the line of source that called it.
     """
 
@@ -113,6 +115,7 @@ class Recorder(Strand):
         # early, is let go.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = Owners()
+        self.unseen: UnseenWork | None = None
 
     @property
     def length(self) -> int:
@@ -152,6 +155,8 @@ class Recorder(Strand):
     def resume(self) -> None:
         """Take down what happens from now on, if this ends the last pause."""
         self._pauses -= 1
+        if self.unseen is not None:
+            self.unseen.forget_contents()
         if not self._pauses and self.recording and self._kept is not None:
             self._kept += self.events
             self.events, self._kept = self._kept, None
@@ -348,6 +353,21 @@ class Recorder(Strand):
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
         return calls + ops, region_calls + exits
 
+    def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None:
+        """Record work that no dispatch mode saw, which wrote to a storage, as one op call."""
+        self._active.add(stack)
+        number, thread = self.number_of(signature), self.here().thread_number
+        self.events.append(("op", number, stack, phase, thread, (), (index,)))
+
+    def place(self) -> tuple[int, str]:
+        """Return the stack and the phase of what runs now."""
+        return self._place(self.here())
+
+    def innermost_region(self, stack: int) -> Region:
+        """Return the innermost region of a stack, the model where there is none."""
+        path = self._paths[stack]
+        return list(self._regions)[path[-1]] if path else Region("module", "")
+
     def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
         self.add(self.number_of(signature), reads, writes)
@@ -408,7 +428,11 @@ class Recorder(Strand):
         """Return the number of a tensor's storage; it is taken down as coming from `origin` if it is new."""
         storage = tensor.untyped_storage()
         index = self._known.get(id(storage))
-        return self._add_storage(storage, origin) if index is None else index
+        if index is None:
+            index = self._add_storage(storage, origin)
+            if origin == "outside" and self.unseen is not None:
+                self.unseen.appeared(tensor, storage, index)
+        return index
 
     def freed(self, index: int) -> None:
         """Take down that nothing refers to a storage any more."""
@@ -429,6 +453,7 @@ class Recorder(Strand):
         if self.meter is not None:
             self._kept = self.meter.resolve(self._kept)
         self._watches.clear()
+        self.unseen = None
         for strand in (self, *self._strands.values()):
             strand.steps.clear()  # one that raised holds its frame
 
@@ -542,6 +567,8 @@ class Recorder(Strand):
             del self._known[key]
             if self.fresh.pop(key, None) is not None and self.meter is not None:
                 self.meter.live -= nbytes
+            if self.unseen is not None:
+                self.unseen.freed(index)
             self.freed(index)
 
 

@@ -105,6 +105,11 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
             yield from (arguments.get(name) for name in written)
 
 
+def writes_to_arguments(schema: OpSchema) -> bool:
+    """Return whether an op may write to an argument, whatever its schema says."""
+    return bool(schema.written) or schema.name in _WRITES_UNSAID
+
+
 class Containers:
     """What was in dictionaries, lists, sets and generators before a run, and where tensors among it stood.
 

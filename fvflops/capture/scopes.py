@@ -71,7 +71,8 @@ def _compiled_afterwards() -> Iterator[None]:
 
 def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
-    unseen: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    uncounted: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     fused = {module for module in reading.names if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     regions = dict(zip(reading.names, map(recorder.region, reading.regions), strict=True))
@@ -83,6 +84,8 @@ def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) 
         region = regions.get(module)
         if region is None or (get_ident() != thread and not recorder.is_here()):
             return original(module, *args, **kwargs)
+        if unseen is not None:
+            unseen.enter((args, kwargs))
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if module in fused:
@@ -93,9 +96,11 @@ def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) 
         except BaseException as error:
             leave(token, None, error)
             raise
-        if unseen:
-            for op in unseen.get(module, ()):
+        if uncounted:
+            for op in uncounted.get(module, ()):
                 recorder.call_unseen(op)
+        if unseen is not None:
+            unseen.leave(result, getattr(module, "forward", None))
         leave(token, result)
         return result
 

@@ -26,6 +26,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
@@ -99,6 +100,7 @@ class Session:
             stack.enter_context(eager())
             if self._execution == "real":
                 recorder.know(self._reading.storages, self._reading.rows)
+                recorder.unseen = UnseenWork(recorder, numbers=meter is None)
                 stack.enter_context(watch(recorder, self._reading, RecordingMode(recorder)))
             else:
                 self._start_shapes(recorder, stack)
@@ -119,6 +121,7 @@ class Session:
         stack.enter_context(gradients_restored())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
         stack.callback(mode.close)
+        recorder.unseen = UnseenWork(recorder, is_real=False, numbers=False)
         mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
         self._stand_ins = StandIns(mode)
         self._stand_ins.put_into(reading)

@@ -42,7 +42,7 @@ class OpSchema:
     """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
 
     `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates; `group` is
-    the position of the argument that names a process group.
+    the position of the argument that names a process group. `is_view` says that it makes views of its arguments.
     """
 
     name: str
@@ -53,6 +53,7 @@ class OpSchema:
     composite: bool
     text: str
     group: int | None = None
+    is_view: bool = False
 
 
 class Stated:
@@ -98,6 +99,7 @@ def describe_op(op: Any) -> OpSchema:
         ),
         text=str(schema),
         group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
+        is_view=op.is_view,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from fvflops.capture.control_flow import open_control_flow
+from fvflops.capture.data_exports import data_exports
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
 from fvflops.capture.optimizers import optimizer_phase
@@ -42,6 +43,7 @@ def watch(
         stack.enter_context(module_scopes(recorder, reading))
         stack.enter_context(function_regions(recorder))
         stack.enter_context(open_control_flow(recorder, mode))
+        stack.enter_context(data_exports(recorder))
         if training:
             stack.enter_context(backward_passes(recorder))
             stack.enter_context(recompute_phase(recorder))

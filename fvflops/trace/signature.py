@@ -7,6 +7,9 @@ from functools import lru_cache
 
 from fvflops.trace.spec import Value
 
+# What no dispatch mode sees is named after a class or a function, whose name may have dots.
+_NAMES_WITH_DOTS = ("prim::PythonOp.", "unseen::", "triton::")
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -14,6 +17,7 @@ class Signature:
 
     `op` is the full name (`aten::add.Tensor`), `names` the schema's argument names, `inputs` one value for each of
     them with defaults filled in, `outputs` one value for each result. `schema` is the text that errors replay.
+    `source` is the line of source that called what no dispatch mode sees, "" elsewhere.
 
     >>> Signature("aten::relu", ("self",), (None,), (None,)).packet
     'aten::relu'
@@ -24,6 +28,7 @@ class Signature:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     schema: str = ""
+    source: str = ""
 
     @property
     def packet(self) -> str:
@@ -47,10 +52,10 @@ class RegionSignature:
 def packet_of(op: str) -> str:
     """Return an op's name without its overload.
 
-    >>> packet_of("aten::add.Tensor"), packet_of("prim::PythonOp.Swish")
-    ('aten::add', 'prim::PythonOp.Swish')
+    >>> packet_of("aten::add.Tensor"), packet_of("prim::PythonOp.Swish"), packet_of("unseen::Scan.forward")
+    ('aten::add', 'prim::PythonOp.Swish', 'unseen::Scan.forward')
     """
-    if op.startswith("prim::PythonOp."):
+    if op.startswith(_NAMES_WITH_DOTS):
         return op
     namespace, separator, name = op.partition("::")
     return namespace + separator + name.partition(".")[0]

@@ -198,7 +198,11 @@ class Trace:
                 "stacks": [list(stack) for stack in self.stacks],
                 "ops": {item.op: [list(item.names), item.schema] for item in self.signatures},
                 "signatures": [
-                    [item.op, encode_value(item.inputs), encode_value(item.outputs)] for item in self.signatures
+                    [
+                        *(item.op, encode_value(item.inputs), encode_value(item.outputs)),
+                        *((item.source,) if item.source else ()),
+                    ]
+                    for item in self.signatures
                 ],
                 "region_signatures": [
                     [item.region, encode_value(item.inputs), encode_value(item.outputs)]
@@ -322,8 +326,8 @@ def _decode(record: dict[str, Any]) -> Trace:
         regions=tuple(Region(*item) for item in record["regions"]),
         stacks=tuple(tuple(stack) for stack in record["stacks"]),
         signatures=tuple(
-            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1])
-            for op, inputs, outputs in record["signatures"]
+            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1], *source)
+            for op, inputs, outputs, *source in record["signatures"]
         ),
         region_signatures=tuple(
             RegionSignature(region, _values(inputs), _values(outputs))

@@ -97,7 +97,7 @@ def _check_regions(trace: Trace) -> None:
 
 def _check_signatures(trace: Trace) -> None:
     for signature in trace.signatures:
-        _check_types("signature", (signature.op, signature.schema, *signature.names), str)
+        _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
         _check_value(signature.op, (signature.inputs, signature.outputs))
     _check_indexes(
         "region_signatures",

@@ -1,0 +1,62 @@
+"""Notice when code outside torch gets at a tensor's data: NumPy, DLPack, a pointer, a list, a pickle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import dlpack
+
+from fvflops.capture.patch import Patch
+from fvflops.capture.recorder import Recorder
+
+_EXPORTS = tuple(
+    Patch(torch.Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__")
+)
+_LISTS = Patch(torch.Tensor, "tolist")
+_FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
+# What makes a tensor of memory that belongs to somebody else, unseen by any dispatch mode.
+_IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
+
+
+@contextmanager
+def data_exports(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder's evidence of unseen work know when data leaves torch, for as long as the context lasts."""
+    if recorder.unseen is None:
+        yield
+        return
+    with ExitStack() as stack:
+        for patch in (*_EXPORTS, *_FUNCTIONS):
+            stack.enter_context(patch.wrapped(partial(_around_export, recorder)))
+        stack.enter_context(_LISTS.wrapped(partial(_around_export, recorder, floats=True)))
+        for patch in _IMPORTS:
+            stack.enter_context(patch.wrapped(partial(_around_import, recorder)))
+        yield
+
+
+def _around_export(recorder: Recorder, original: Callable[..., Any], *, floats: bool = False) -> Callable[..., Any]:
+    """Wrap what gives out a tensor's data; with `floats` whole numbers, such as lengths, are no data."""
+
+    def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
+        unseen = recorder.unseen
+        is_data = not floats or tensor.is_floating_point() or tensor.is_complex()
+        if unseen is not None and is_data and not recorder.paused and recorder.is_here():
+            unseen.exported(tensor, sys._getframe(1))
+        return original(tensor, *args, **kwargs)
+
+    return export
+
+
+def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def take_in(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor: torch.Tensor = original(*args, **kwargs)
+        unseen = recorder.unseen
+        if unseen is not None and not recorder.paused and recorder.is_here():
+            unseen.imported(tensor)
+        return tensor
+
+    return take_in
