@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fvflops.capture.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.signature import OpSchema, tensors_of
+from fvflops.capture.signature import OpSchema
+from fvflops.capture.triton_launches import launch_kernel
 
 _DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
 # The function in torch, where it has one, that compiles what it is given and calls it.
@@ -36,8 +38,8 @@ class Mode(Protocol):
     def suppose(self, op: str, what: str, *, bound: bool) -> None:
         """Note what an op was taken to do for want of a number; `bound` says that it does no more than that."""
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
-        """Take down a call of what no mode sees into, which may write to all of its tensors, and make it."""
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+        """Record a launch of a kernel, which may write to all of its tensors, and make it if numbers are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,29 +186,14 @@ def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any) -> Any:
-    """Take down a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
+    """Record a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
     from torch._higher_order_ops import triton_kernel_wrap
 
     clones = rest.pop("tensors_to_clone", None)
     table = triton_kernel_wrap.kernel_side_table
-    kernel: Any = table.get_kernel(kernel_idx)
-    while hasattr(kernel, "fn"):  # an autotuner or heuristics around the function
-        kernel = kernel.fn
     arguments = dict(kwargs)
     for name in clones or ():
         arguments[name] = arguments[name].clone()
-    told = {**arguments, **table.get_constant_args(constant_args_idx)}
-    names = tuple(told)
-    name = f"triton::{kernel.__name__}"
-    schema = OpSchema(
-        name,
-        names,
-        (None,) * len(names),
-        {item: index for index, item in enumerate(names)},
-        tuple(index for index, value in enumerate(told.values()) if any(True for _ in tensors_of(value))),
-        False,
-        f"{name}({', '.join(names)})",
-    )
     run = partial(
         triton_kernel_wrap.triton_kernel_wrapper_mutation.py_kernels[_DENSE],
         kernel_idx=kernel_idx,
@@ -214,7 +201,8 @@ def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapp
         kwargs=arguments,
         **rest,
     )
-    flow.mode.launch(schema, told, run)
+    told = {**arguments, **table.get_constant_args(constant_args_idx)}
+    launch_kernel(flow.mode, table.get_kernel(kernel_idx), told, run, sys._getframe(1))
     return None if clones is None else {item: arguments[item] for item in clones}
 
 

@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
     is_traceable_wrapper_subclass_type,
 )
 
+from fvflops.capture.fake_tensors import is_reasoning
 from fvflops.capture.real_calls import RealCalls
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
-from fvflops.capture.signature import OpSchema, known_schema, normalise, tensors_of
-
-_mode_of_kind, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+from fvflops.capture.signature import OpSchema, describe_tensor, known_schema, normalise, tensors_of
+from fvflops.trace import Signature
 
 
 def is_foreign(types: Sequence[type]) -> bool:
@@ -49,13 +48,6 @@ class WrapperAware(TorchDispatchMode):
         return NotImplemented
 
 
-def is_fake(types: Sequence[type]) -> bool:
-    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
-    if types:
-        return FakeTensor in types
-    return _mode_of_kind(_FAKE) is not None
-
-
 class RecordingMode(WrapperAware):
     """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log if there is one."""
 
@@ -81,7 +73,7 @@ class RecordingMode(WrapperAware):
         came = 0 if meter is None else meter.clock()
         if types and is_foreign(types):
             return self.leave_to_wrapper(func, types, args, kwargs)
-        if recorder.paused or is_fake(types):
+        if recorder.paused or not recorder.recording or is_reasoning(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
@@ -130,6 +122,10 @@ class RecordingMode(WrapperAware):
         meter.lost += begun.ns - came + clock() - ended + meter.per_op
         return result
 
+    def for_thread(self) -> RecordingMode:
+        """Return a mode that does the same in another thread of the run."""
+        return RecordingMode(self.recorder, self._undo_log)
+
     def knows(self, tensors: list[Any]) -> bool:
         """Return whether tensors hold their numbers: those on the meta device do not."""
         return all(tensor.device.type != "meta" for tensor in tensors)
@@ -138,16 +134,19 @@ class RecordingMode(WrapperAware):
         """Raise RuntimeError: with numbers nothing is to be supposed."""
         raise RuntimeError(f"{op} was to be taken for {what} in a run that has numbers")
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
-        """Take down a call of what no mode sees into, which may write to all of its tensors, and make it."""
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+        """Record a launch of a kernel, which may write to all of its tensors, and make it."""
         if self._undo_log is not None:
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
+        outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
         with _disable_current_modes():
-            run()
-        self.recorder.call(schema, inputs, (), kwargs, None)
+            result = run()
+        signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
+        self.recorder.take_down(signature, self.recorder.storages_of(kwargs.values()), ())
         if self.recorder.unseen is not None:
             self.recorder.unseen.wrote(kwargs)
+        return result
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.signature import tensors_of
+
 _next_number = torch.autograd._get_sequence_nr
 
 
@@ -33,6 +35,8 @@ class Owners:
     def __init__(self) -> None:
         self.callers: list[int] = []
         self._threads = {get_ident(): _Numbers(_next_number())}
+        self._mark = object()
+        self._has_marks = False
 
     def look(self, stack: int, op: str = "") -> None:
         """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
@@ -49,6 +53,22 @@ class Owners:
         numbers.given[number - 1] = stack, op
         numbers.next = number
 
+    def own_graph(self, results: Any, arguments: Any, stack: int) -> None:
+        """Mark the nodes between nested arguments and results as made under a stack, those that are marked excepted.
+
+        Threads that a model starts give the same numbers to nodes of the same ops, so that numbers do not tell.
+        """
+        self._has_marks = True
+        seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
+        pending = [tensor.grad_fn for tensor in tensors_of(results)]
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen or self._mark in node.metadata:
+                continue
+            seen.add(node)
+            node.metadata[self._mark] = stack
+            pending += [below for below, _ in node.next_functions]
+
     def forget_before(self, count: int) -> None:
         """Keep the owners of so many of the last nodes of each thread: graphs do not live for ever."""
         for numbers in self._threads.values():
@@ -57,6 +77,9 @@ class Owners:
 
     def of(self, node: Any) -> int | None:
         """Return the stack under which a node was made, or None where no recording saw that."""
+        if self._has_marks and self._mark in node.metadata:
+            mark: int = node.metadata[self._mark]
+            return mark
         number = node._sequence_nr()
         if len(self._threads) == 1:
             ((_, numbers),) = self._threads.items()

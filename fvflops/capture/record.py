@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
+from fvflops.capture.fake_tensors import fake_execution, find_fake_mode, holds_fakes
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.meter import Meter
@@ -107,6 +108,8 @@ def record_call(
             model = unwrap_compiled(model)
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
         failure = ""
+        if find_fake_mode(tensors_of((args, kwargs))) is not None or _is_fake(model):
+            execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected():
                 outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
@@ -269,18 +272,21 @@ class _Run:
         for columns in (self._held(), self._inputs()):
             self._recorder.know(*columns[2:])
         self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.meter is None)
+        fake_mode = find_fake_mode((*self._reading.tensors, *tensors_of((self._args, self._kwargs))))
         with self._restored() as undo_log:
             with (
+                fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
                 self._grad_mode(),
                 watch(
                     self._recorder,
                     self._reading,
                     RecordingMode(self._recorder, undo_log),
                     training=self._loss is not None,
+                    grad_mode=self._grad_mode,
                 ),
             ):
-                self._call(self._args, self._kwargs)
-            return self._trace("real")
+                self._call(args, kwargs)
+            return self._trace("real" if fake_mode is None else "fake")
 
     def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
         """Return the Trace of a run without numbers."""
@@ -297,7 +303,11 @@ class _Run:
             try:
                 with (
                     self._grad_mode(),
-                    watch(self._recorder, self._reading, mode, training=self._loss is not None),
+                    watch(
+                        *(self._recorder, self._reading, mode),
+                        training=self._loss is not None,
+                        grad_mode=self._grad_mode,
+                    ),
                     nullcontext() if is_here(device) else OnThisMachine(device),
                 ):
                     self._call(args, kwargs)
@@ -392,6 +402,10 @@ class _Run:
                 stack.enter_context(gradients_restored())
             stack.callback(undo_log.undo)
             yield undo_log
+
+
+def _is_fake(model: Model) -> bool:
+    return isinstance(model, nn.Module) and holds_fakes([*model.parameters(), *model.buffers()])
 
 
 def shape_run_is_on() -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from fvflops.capture.owners import Owners
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, tensors_of
 from fvflops.capture.strand import Opened, Strand
-from fvflops.capture.unseen_work import UnseenWork
+from fvflops.capture.unseen_work import UNINITIALISED, UnseenWork
 from fvflops.trace import (
     Event,
     ModuleTree,
@@ -105,6 +106,7 @@ class Recorder(Strand):
         self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._strands: dict[int, Strand] = {}
+        self._adopted: set[int] = set()
         self._pauses = 0
         self._kept: list[tuple[Any, ...]] | None = None  # what was taken down, while nothing more is
         self._located = LocatedEvents() if lines else None
@@ -124,7 +126,7 @@ class Recorder(Strand):
 
     def is_here(self) -> bool:
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
-        if get_ident() == self.thread:
+        if get_ident() == self.thread or get_ident() in self._adopted:
             return self.recording
         if not (self.recording and self.backward) or _current_node() is None:
             return False
@@ -140,6 +142,29 @@ class Recorder(Strand):
         if strand is None:
             strand = self._strands[thread] = Strand(len(self._strands) + 1)
         return strand
+
+    def own_graph(self, results: Any, arguments: Any) -> None:
+        """Note that the nodes between results and arguments were made by what runs now, in a thread of the model's."""
+        if self.backward and get_ident() in self._adopted:
+            self.owners.own_graph(results, arguments, self.here().stack)
+
+    @contextmanager
+    def adopted_thread(self, stack: int) -> Iterator[None]:
+        """Record what this thread, which the model started, does under a stack, for as long as the context lasts."""
+        thread = get_ident()
+        strand = self.here()
+        outer, strand.stack = strand.stack, stack
+        self._adopted.add(thread)
+        try:
+            yield
+        finally:
+            self._adopted.discard(thread)
+            strand.stack = outer
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether other threads than the first were recorded."""
+        return bool(self._strands)
 
     @property
     def paused(self) -> bool:
@@ -181,8 +206,12 @@ class Recorder(Strand):
             node = _current_node()
             self.events.append(("enter", region, base, phase, strand.thread_number))
         else:
-            strand, base, node = self, self.stack, None
-            self.events.append(("enter", region, base))
+            strand, node = self.here() if self._strands else self, None
+            base = strand.stack
+            if strand is self:
+                self.events.append(("enter", region, base))
+            else:
+                self.events.append(("enter", region, base, "forward", strand.thread_number))
         opened = strand.opened
         token = len(opened)
         outer = strand.stack
@@ -201,7 +230,7 @@ class Recorder(Strand):
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
         meter = self.meter
         left = 0 if meter is None else meter.clock()
-        strand = self.here() if self.backward else self
+        strand = self.here() if self.backward or self._strands else self
         region, outer, base, inputs, _, begun = strand.opened[token]
         measured: tuple[Any, ...] = ()
         if meter is not None and begun is not None:
@@ -227,7 +256,7 @@ class Recorder(Strand):
             self._region_signatures.append((region, inputs, outputs))
             calls.append((inputs, outputs, number))
         strand.stack = outer
-        if error is None and not self.backward and not measured:
+        if error is None and strand is self and not self.backward and not measured:
             self.events.append(("exit", number, base, "forward"))
         else:
             phase = self._phase(strand, _current_node())
@@ -309,7 +338,7 @@ class Recorder(Strand):
     def decompose(self, name: str) -> None:
         """Note that a composite op is looked into."""
         self._decomposed.add(name)
-        self._active.add(self._place(self.here())[0] if self.backward else self.stack)
+        self._active.add(self._place(self.here())[0] if self.backward or self._strands else self.stack)
 
     def call(
         self, schema: OpSchema, inputs: tuple[Value, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -358,6 +387,16 @@ class Recorder(Strand):
         self._active.add(stack)
         number, thread = self.number_of(signature), self.here().thread_number
         self.events.append(("op", number, stack, phase, thread, (), (index,)))
+
+    def uninitialised(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those tensors whose memory no op has written to since an op such as `aten::empty` made it."""
+        found = []
+        for tensor in tensors:
+            for index in self.storages_of((tensor,)):
+                writer = next((event for event in reversed(self.events) if event[0] == "op" and index in event[6]), None)
+                if writer is not None and self._signatures[writer[1]].op in UNINITIALISED:
+                    found.append(tensor)
+        return found
 
     def place(self) -> tuple[int, str]:
         """Return the stack and the phase of what runs now."""

@@ -75,9 +75,11 @@ class UndoLog:
                 self._save(tensor, fresh)
 
     def _save(self, tensor: torch.Tensor, fresh: Mapping[int, Any]) -> None:
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        if tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return
         key = id(storage)  # torch keeps the object as long as the storage lives
         if key not in fresh and key not in self._saved:
             with _disable_current_modes():  # copying a storage is ops too

@@ -101,6 +101,8 @@ def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) 
                 recorder.call_unseen(op)
         if unseen is not None:
             unseen.leave(result, getattr(module, "forward", None))
+        if recorder.has_threads:
+            recorder.own_graph(result, (args, kwargs))
         leave(token, result)
         return result
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.fake_tensors import find_fake_mode
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
 from fvflops.capture.meter import Meter
@@ -108,6 +109,11 @@ class Session:
 
     def _start_shapes(self, recorder: Recorder, stack: ExitStack) -> None:
         reading = self._reading
+        if find_fake_mode(reading.tensors) is not None:
+            raise ExecutionError(
+                "a model of FakeTensors, or in a FakeTensorMode, has no training step by shapes: build it on the meta "
+                'device, with torch.device("meta"), and count that outside the mode'
+            )
         homes = list(reading.devices)
         device = choose_device(self._device, homes)
         trim_memo()

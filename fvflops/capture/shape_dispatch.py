@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
+from fvflops.capture.dispatch import WrapperAware, is_foreign
+from fvflops.capture.fake_tensors import is_reasoning
 from fvflops.capture.infer import substitute, take_apart
 from fvflops.capture.learning import Learner
 from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
@@ -71,6 +72,16 @@ class ShapeMode(WrapperAware):
         """Let go of the recorder, which holds this mode: a cycle would keep the model's tensors alive for a while."""
         self.recorder.describe = describe_tensor
 
+    def for_thread(self) -> ShapeMode:
+        """Return a mode that does the same in another thread of the run."""
+        mode = ShapeMode(
+            *(self.recorder, self._undo_log, self.device, (), self._rules),
+            nested=self._nested,
+        )
+        mode.reals, mode._learner, mode._plans, mode._numbers = self.reals, self._learner, self._plans, self._numbers
+        self.recorder.describe = self.reals.spec_of
+        return mode
+
     def needs_value(self, name: str) -> ValueNeeded:
         """Return the error of an op that asks for a number which is not there."""
         error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
@@ -98,15 +109,16 @@ class ShapeMode(WrapperAware):
             raise self.needs_value(op)
         self._rules.supposed[op] = what
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any]) -> None:
-        """Take down a call of what no mode sees into, which may write to all of its tensors, without making it."""
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
+        """Record a launch of a kernel, which may write to all of its tensors, without making it."""
         tensors = list(tensors_of(kwargs))
+        outputs = tuple(map(self.reals.spec_of, self.recorder.uninitialised(tensors)))
         for tensor in tensors:
             if type(tensor) is not ShapeTensor:
                 self.reals.lose(tensor)
         plain = substitute(dict(kwargs), self.reals.spec_of, self.reals.device_for)
         homes = [tensor.home.index if type(tensor) is ShapeTensor else self.reals.look(tensor)[2] for tensor in tensors]
-        signature = Signature(schema.name, schema.names, normalise(schema, (), plain), (), schema.text)
+        signature = Signature(schema.name, schema.names, normalise(schema, (), plain), outputs, schema.text, source)
         self.recorder.take_down(signature, homes, ())
 
     def __torch_dispatch__(
@@ -125,7 +137,7 @@ class ShapeMode(WrapperAware):
         if types != _OURS:
             if is_foreign(types):
                 return self.leave_to_wrapper(func, types, args, kwargs or {})
-            if is_fake(types):
+            if is_reasoning(types):
                 return func(*args, **(kwargs or {}))
         known = self.reals.seen
         key: list[Any] = []
@@ -279,7 +291,7 @@ class ShapeMode(WrapperAware):
             number = recorder.number(outcome.signature)
             if outcome.remembered:
                 self._numbers[id(outcome)] = number
-        if recorder.backward:
+        if recorder.backward or recorder.has_threads:
             recorder.add(number, reads, writes)
         else:
             recorder.events.append(("op", number, recorder.stack, "forward", 0, reads, writes))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fvflops.capture.recorder import Recorder
 
 # Ops whose result is memory as it was found.
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     f"aten::{name}"
     for name in (
         *("empty.memory_format", "empty.names", "empty.out", "empty_like", "empty_permuted", "empty_strided"),
@@ -64,8 +64,8 @@ _LIFT = "aten::lift_fresh"
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Of a storage's contents so many bytes are compared, at its beginning and in its middle.
 _SAMPLE = 64
-# torch's own, which a program may have patched to learn that an address was asked for.
-_address_of = torch._C.StorageBase.data_ptr
+# torch's own, whatever is put around it.
+_address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
@@ -84,10 +84,10 @@ class _Site(NamedTuple):
 class UnseenWork:
     """The evidence of unseen work in one run, reported to its recorder as op calls.
 
-    Such a call is named `prim::PythonOp.NAME` in the forward pass of an autograd.Function, `unseen::FUNCTION` elsewhere,
-    has the tensor that came out as its output, and the line of source. `numbers` says that tensors hold theirs, so that
-    contents can be compared; that is done of strided tensors in the CPU's memory. In shape execution (`is_real` false) no
-    kernel can get at memory, and only what is made of small integer tensors is inspected.
+    Such a call is named `prim::PythonOp.NAME` in the forward pass of an autograd.Function and `unseen::FUNCTION`
+    elsewhere; its output is the tensor that came out, its source the line. `numbers` says that tensors hold theirs, so
+    that contents can be compared; that is done of strided tensors in the CPU's memory. In shape execution (`is_real`
+    false) no kernel can get at memory, and only what is made of small integer tensors is inspected.
     """
 
     def __init__(self, recorder: Recorder, *, is_real: bool = True, numbers: bool = True) -> None:
@@ -166,7 +166,7 @@ class UnseenWork:
     ) -> None:
         """Note what an op call wrote."""
         site = None
-        if schema.name in _UNINITIALISED:
+        if schema.name in UNINITIALISED:
             site = self._site()
         elif self._uninitialised and schema.name in _COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)

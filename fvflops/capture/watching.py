@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fvflops.capture.control_flow import open_control_flow
 from fvflops.capture.data_exports import data_exports
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.functions import function_regions
+from fvflops.capture.model_threads import model_threads
 from fvflops.capture.optimizers import optimizer_phase
 from fvflops.capture.passes import backward_passes
 from fvflops.capture.patch import Patch
@@ -23,6 +24,7 @@ from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.triton_launches import triton_launches
 
 
 @contextmanager
@@ -33,17 +35,27 @@ def watch(
     *,
     training: bool = True,
     prepare: Callable[[Optimizer], None] | None = None,
+    grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
     """Let a recorder see what runs in this thread for as long as the context lasts.
 
     `training` says that backward passes, of which what runs in autograd's threads is seen too, and optimizers' steps
-    are to be told apart; `prepare` is called with an optimizer before each of its steps.
+    are to be told apart; `prepare` is called with an optimizer before each of its steps. `grad_mode` makes the context
+    in which a thread that the model starts runs, as this one does.
     """
+
+    @contextmanager
+    def enter_thread() -> Iterator[None]:
+        with grad_mode(), mode.for_thread():
+            yield
+
     with ExitStack() as stack:
         stack.enter_context(module_scopes(recorder, reading))
         stack.enter_context(function_regions(recorder))
         stack.enter_context(open_control_flow(recorder, mode))
         stack.enter_context(data_exports(recorder))
+        stack.enter_context(model_threads(recorder, enter_thread))
+        stack.enter_context(triton_launches(recorder, mode))
         if training:
             stack.enter_context(backward_passes(recorder))
             stack.enter_context(recompute_phase(recorder))
