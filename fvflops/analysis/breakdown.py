@@ -12,6 +12,7 @@ from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.text import tell_about
 from fvflops.metrics import TablePricer, count
 from fvflops.metrics.timing import BY_OWNER, read_times
+from fvflops.metrics.unknown_places import find_unknown_places
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.breakdown import Breakdown, Cell, Measure
 
@@ -62,6 +63,7 @@ def break_down(analysis: ModelAnalysis) -> Breakdown:
         measures={key: measures[key] for key in sorted(measures, key=_ORDER.index)},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
+        unknown_places=find_unknown_places(trace, counts),
         about={"fvflops": __version__, **tell_about(analysis)},
     )
 

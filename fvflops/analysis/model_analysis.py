@@ -21,7 +21,9 @@ from fvflops.capture.record import EXECUTIONS, Model, record_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
+from fvflops.metrics.unknown_places import find_unknown_places
 from fvflops.reports import html, icicle, notebook, picture
+from fvflops.reports.ledger import format_places
 from fvflops.reports.names import show_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -400,12 +402,16 @@ class ModelAnalysis:
         for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
-            listed = ", ".join(f"{show_short(op)} ×{calls}" for op, calls in unknown.most_common(8))
+            places = find_unknown_places(self.trace(), counts)
+            listed = ", ".join(
+                f"{show_short(op)} ×{calls} (in {format_places(places[op], escape=show_short)})"
+                for op, calls in unknown.most_common(8)
+            )
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             _LOGGER.warning("Unsupported operators, not in the count: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
-            places = self.module_tree().places
-            uncalled = sorted(name for name in self.uncalled_modules() if places[name].has_forward)
+            modules = self.module_tree().places
+            uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)
             if uncalled:
                 listed = ", ".join(map(show_short, uncalled[:8])) + (
                     f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else ""

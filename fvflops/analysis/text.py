@@ -9,6 +9,7 @@ from torch import nn
 from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
+from fvflops.metrics.unknown_places import find_unknown_places
 from fvflops.reports import parameters, table, tree
 from fvflops.reports.collapse import collapse as collapse_runs
 from fvflops.trace import PHASES, Summary
@@ -46,6 +47,7 @@ def summarise_all(analyses: Mapping[str, ModelAnalysis]) -> Summary:
         uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
+        unknown_places=find_unknown_places(first.trace(), counts),
         about={"fvflops": __version__, **tell_about(first)},
     )
 

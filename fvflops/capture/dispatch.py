@@ -21,6 +21,10 @@ from fvflops.capture.signature import OpSchema, describe_tensor, known_schema, n
 from fvflops.trace import Signature
 
 
+# What a FakeTensor or a wrapper is asked by torch, and is no op of the model's.
+_QUESTIONS = frozenset({"prim::device", "prim::layout"})
+
+
 def is_foreign(types: Sequence[type]) -> bool:
     """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
     return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)
@@ -80,9 +84,13 @@ class RecordingMode(WrapperAware):
             schema = known_schema(func)
             # Of most ops torch's own function, without the frame that does nothing but call it.
             run = func._op if type(func) is torch._ops.OpOverload else func
+            if schema.name in _QUESTIONS:
+                run = None
             plan = schema, schema.composite and schema.name not in recorder.stops_at, run, func
             self._plans[id(func)] = plan
         schema, looks_inside, run, _ = plan
+        if run is None:
+            return func(*args, **kwargs)
         if looks_inside and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
             with self:

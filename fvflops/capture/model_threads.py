@@ -29,7 +29,7 @@ _WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 def model_threads(recorder: Recorder, enter: Enter) -> Iterator[None]:
     """Record what is started in other threads for as long as the context lasts.
 
-    `enter` makes the context in which such a thread runs, as that of the run: dispatch and grad modes are a thread's own.
+    `enter` makes the context in which such a thread runs: dispatch and grad modes are each thread's own.
     """
     with ExitStack() as stack:
         stack.enter_context(_START.wrapped(partial(_around_start, recorder, enter)))
@@ -45,7 +45,7 @@ def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]
             run = _recorded(recorder, enter, thread.run)
 
             def run_once() -> None:
-                del thread.run  # type: ignore[method-assign]
+                del thread.run
                 run()
 
             thread.run = run_once  # type: ignore[method-assign]

@@ -63,10 +63,11 @@ class Owners:
         pending = [tensor.grad_fn for tensor in tensors_of(results)]
         while pending:
             node = pending.pop()
-            if node is None or node in seen or self._mark in node.metadata:
+            metadata: Any = {} if node is None else node.metadata
+            if node is None or node in seen or self._mark in metadata:
                 continue
             seen.add(node)
-            node.metadata[self._mark] = stack
+            metadata[self._mark] = stack
             pending += [below for below, _ in node.next_functions]
 
     def forget_before(self, count: int) -> None:

@@ -393,7 +393,9 @@ class Recorder(Strand):
         found = []
         for tensor in tensors:
             for index in self.storages_of((tensor,)):
-                writer = next((event for event in reversed(self.events) if event[0] == "op" and index in event[6]), None)
+                writer = next(
+                    (event for event in reversed(self.events) if event[0] == "op" and index in event[6]), None
+                )
                 if writer is not None and self._signatures[writer[1]].op in UNINITIALISED:
                     found.append(tensor)
         return found

@@ -83,6 +83,10 @@ class ShapeTensor(torch.Tensor):
     ) -> Any:
         if any(kind is not cls for kind in types):
             return NotImplemented  # a wrapper among the arguments, to which the run's mode leaves the call
+        for tensor in args:
+            if isinstance(tensor, ShapeTensor):  # a thread in which the run's mode is not on, whose errors may be lost
+                tensor.home.run.needs_value(str(func))
+                break
         raise ValueNeeded(
             f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
             'analyse with execution="real" if the model keeps tensors'

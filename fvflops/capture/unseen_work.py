@@ -1,7 +1,7 @@
 """Detect work that never reaches the dispatcher, by the evidence that it leaves in tensors.
 
-Kernels that are called by pointer (ctypes, pybind11, Triton), NumPy and other processes compute without an op call. What
-they put out is found where a recorded op, or a module's result, reads
+Kernels that are called by pointer (ctypes, pybind11), NumPy and other processes compute without an op call. What they
+put out is found where a recorded op, or a module's result, reads
 
 - memory that an op such as `aten::empty` left uninitialised and no recorded op wrote to;
 - a tensor that no recorded op made and that came and went during the run, or came after data had left torch;
@@ -60,7 +60,8 @@ _COPIES = frozenset(
         *("cpu", "cuda", "pin_memory", "view_as_real", "view_as_complex"),
     )
 )
-_LIFT = "aten::lift_fresh"
+# Ops that make a tensor of memory which they are handed.
+_TAKES_MEMORY = "aten::set_.source_Storage"
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Of a storage's contents so many bytes are compared, at its beginning and in its middle.
 _SAMPLE = 64
@@ -126,6 +127,8 @@ class UnseenWork:
 
     def appeared(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
         """Look at a tensor that no recorded op made, when it is seen for the first time."""
+        if type(tensor) not in _PLAIN_TENSORS:
+            return
         self._contents.pop(_address(storage), None)
         if tensor.numel() < 2 or not self._is_inside():
             return
@@ -172,6 +175,9 @@ class UnseenWork:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
         if site is not None:
             self._uninitialised.update((index, site) for index in writes)
+        elif schema.name.startswith(_TAKES_MEMORY):
+            for tensor, storage in _with_storages(result):
+                self.appeared(tensor, storage, self._index(tensor))
         elif self._numbers:
             if writes and not (len(writes) == 1 and writes[0] in reads and not schema.written):
                 self._note_contents(result)

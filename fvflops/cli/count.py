@@ -17,10 +17,12 @@ from fvflops.cli.exports import check_exports
 from fvflops.cli.models import Subject, load_model
 from fvflops.cli.screen import find_screen
 from fvflops.formulas import load_table
+from fvflops.metrics.unknown_places import find_unknown_places
 from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, csv, ledger, markdown, picture, terminal
 from fvflops.reports import table as table_report
 from fvflops.reports.call_rows import write_json
 from fvflops.reports.collapse import collapse
+from fvflops.reports.ledger import format_places
 from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace import Status, Summary
 
@@ -69,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     run_on(subject, flops.trace)
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
-        listed = ", ".join(f"{op} ×{times}" for op, times in unknown.most_common())
+        places = find_unknown_places(flops.trace(), flops.counts())
+        listed = ", ".join(f"{op} ×{times} (in {format_places(places[op])})" for op, times in unknown.most_common())
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)

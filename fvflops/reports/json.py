@@ -12,6 +12,7 @@ is "parameters", "flops", "activations" or a phase. A count is a whole number, o
 - `uncalled`: heading → names of the modules in which no op was seen.
 - `ledger`: "counted", "free", "omitted" or "unknown" → op → calls. The counts lack what the last two did.
 - `unknown_elements`: unknown op → elements of its outputs.
+- `unknown_places`: unknown op → module, and line of source where it is known → calls; may be missing.
 - `modules`: a list of the places in the model, a parent before its children, each with `name`, `canonical` (the first
   name of a shared module), `class_name`, `classes`, `extra_repr`, `has_forward`, `parameters`, `buffers`, `attributes`
   and `children` (pairs of attribute and name).
@@ -55,6 +56,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
             "uncalled": {heading: sorted(modules) for heading, modules in summary.uncalled.items()},
             "ledger": _plain(summary.ledger),
             "unknown_elements": dict(summary.unknown_elements),
+            "unknown_places": _plain(summary.unknown_places),
             "modules": summary.modules.encode(),
         },
         allow_nan=False,
@@ -93,6 +95,7 @@ def parse(text: str) -> Summary:
         },
         ledger=_read_tables(_take(record, "ledger"), "ledger"),
         unknown_elements=_read_counts(_take(record, "unknown_elements"), "unknown_elements"),
+        unknown_places=_read_tables(record.get("unknown_places", {}), "unknown_places"),
         about=_read_about(_take(record, "about")),
     )
 

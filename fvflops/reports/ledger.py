@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from fvflops.reports import names
@@ -19,11 +19,12 @@ def render(summary: Summary) -> str:
     >>> print(render(Summary(
     ...     ModuleTree({"": ModuleInfo("", "", "Net")}), {},
     ...     ledger={"counted": {"aten::mm": 3}, "omitted": {"aten::sigmoid": 1}, "unknown": {"mylib::scan": 2}},
-    ...     unknown_elements={"mylib::scan": 4096}, about={"table": "default", "multiply_add": "1"})))
+    ...     unknown_elements={"mylib::scan": 4096}, unknown_places={"mylib::scan": {"'mixer'": 2}},
+    ...     about={"table": "default", "multiply_add": "1"})))
     Counted by the table default, in which one multiply-add is 1 flop.
     Of 6 op calls, 3 are counted, 0 do no arithmetic, 1 is left out by the table and 2 are unknown to it.
     Left out by the table: aten::sigmoid (1 call).
-    UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements).
+    UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
     """
     return "\n".join(write_sentences(summary))
 
@@ -65,7 +66,7 @@ def list_sentences(summary: Summary, *, escape: Callable[[str], str] = names.sho
         sentences.append(Sentence(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.", "doubt"))
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
-        named = [f"{escape(op)} ({_measure(summary, op, calls)})" for op, calls in unknown]
+        named = [f"{escape(op)} ({_measure(summary, op, calls, escape)})" for op, calls in unknown]
         sentences.append(Sentence(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.", "gap"))
     return sentences
 
@@ -95,8 +96,21 @@ def _rank(ops: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(((op, calls) for op, calls in ops.items() if calls), key=lambda item: (-item[1], item[0]))
 
 
-def _measure(summary: Summary, op: str, calls: int) -> str:
+def _measure(summary: Summary, op: str, calls: int, escape: Callable[[str], str]) -> str:
     text = format_quantity(calls, "call")
     if op in summary.unknown_elements:
         text += ", " + format_quantity(summary.unknown_elements[op], "output element")
+    places = summary.unknown_places.get(op)
+    if places:
+        text += f"; in {format_places(places, escape=escape)}"
     return text
+
+
+def format_places(places: Iterable[str], *, escape: Callable[[str], str] = names.show) -> str:
+    """Return the first of some places, and how many more there are.
+
+    >>> print(format_places(["'scan' at net.py:42", "'head'"]))
+    'scan' at net.py:42 and 1 more place
+    """
+    first, *more = places
+    return escape(first) + (f" and {format_quantity(len(more), 'more place')}" if more else "")

@@ -52,11 +52,13 @@ class Breakdown:
     """One analysed model in several measures, by module, phase and operator.
 
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
-    in the order in which they are shown. `ledger`, `unknown_elements` and `about` are as in a Summary.
+    in the order in which they are shown. `ledger`, `unknown_elements`, `unknown_places` and `about` are those of a
+    Summary.
     """
 
     modules: ModuleTree
     measures: Mapping[str, Measure]
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unknown_elements: Mapping[str, int] = field(default_factory=dict)
+    unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)

@@ -16,8 +16,9 @@ class Summary:
     in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
     name → label → count. `uncalled` maps a heading to the modules in which no op was seen. `ledger` maps a status
     ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
-    elements. `about` names the model, the table, its multiply_add, the inputs and the versions. `labels` maps a module
-    whose row stands for several, as `fvflops.reports.collapse` makes them, to what is shown instead of its name.
+    elements, `unknown_places` one to module and line of source → calls. `about` names the model, the table, its
+    multiply_add, the inputs and the versions. `labels` maps a module whose row stands for several, as
+    `fvflops.reports.collapse` makes them, to what is shown instead of its name.
 
     >>> from fvflops.trace import ModuleInfo
     >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
@@ -31,6 +32,7 @@ class Summary:
     uncalled: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unknown_elements: Mapping[str, int] = field(default_factory=dict)
+    unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -78,6 +78,9 @@ def write_data(breakdown: Breakdown) -> str:
             for status, ops in breakdown.ledger.items()
         },
         "unknown_elements": {show(op): _write_number(count) for op, count in breakdown.unknown_elements.items()},
+        "unknown_places": {
+            show(op): [show(place) for place in places] for op, places in breakdown.unknown_places.items()
+        },
         "strings": list(strings),
     }
     del modules["index"]

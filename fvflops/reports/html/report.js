@@ -985,7 +985,7 @@
   }
 
   /** Return the data of a page from a summary (--format json), which tells of modules, but not of phases and operators. */
-  function readSummary({ schema, about, columns, modules: places, ledger, unknown_elements }) {
+  function readSummary({ schema, about, columns, modules: places, ledger, unknown_elements, unknown_places = {} }) {
     const strings = [];
     const known = new Map();
     const intern = (text) => {
@@ -1012,7 +1012,8 @@
       return { key, title: key, unit: "", note: "", values, unknown: [] };
     });
     const rows = { module: names.map((_, i) => i), phase: names.map(() => 0), operator: names.map(() => 0) };
-    return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, strings };
+    const shownPlaces = Object.fromEntries(Object.entries(unknown_places).map(([op, found]) => [op, Object.keys(found).map(escapeUnprintable)]));
+    return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, unknown_places: shownPlaces, strings };
   }
 
   async function compareWith(file) {
@@ -1145,7 +1146,7 @@
   }
 
   function drawLedger() {
-    const { ledger, unknown_elements: elements } = reports[0].record;
+    const { ledger, unknown_elements: elements, unknown_places: places = {} } = reports[0].record;
     const says = {
       counted: "a formula says what each call comes to",
       free: "no arithmetic: views, copies, making of tensors",
@@ -1166,7 +1167,7 @@
               "details",
               { open: status === "unknown" || status === "omitted" || ops.length <= 6 },
               make("summary", {}, plural(ops.length, "operator")),
-              make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null))),
+              make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null, op in places ? make("div", { class: "quiet" }, "in ", isolate(places[op][0]), places[op].length > 1 ? ` and ${plural(places[op].length - 1, "more place")}` : "") : null))),
             )
           : null,
       );

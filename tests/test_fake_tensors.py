@@ -1,0 +1,84 @@
+"""Models of FakeTensors are counted, inside their mode and outside it, and never as 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from fvflops import ByteCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis, record
+from fvflops.capture.record import ExecutionError
+from fvflops.zoo import build
+
+EXECUTIONS = ("auto", "shapes", "real")
+SIZES = {"lenet5": (2, 1, 28, 28), "vit_b_16": (1, 3, 224, 224)}
+
+
+@pytest.fixture(params=SIZES)
+def case(request):
+    """Return a fake model, its input, a real input, and what the model counts."""
+    real = torch.randn(SIZES[request.param])
+    expected = FlopCountAnalysis(build(request.param).eval(), real)
+    with FakeTensorMode():
+        return build(request.param).eval(), torch.randn(SIZES[request.param]), real, expected
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_fake_model_counts_as_a_real_one(case, execution):
+    model, fake, real, expected = case
+    for inputs in (fake, real):
+        analysis = FlopCountAnalysis(model, inputs, execution=execution)
+        assert analysis.by_module_and_operator() == expected.by_module_and_operator()
+        assert analysis.unsupported_ops() == expected.unsupported_ops()
+        with fake.fake_mode:
+            assert FlopCountAnalysis(model, inputs, execution=execution).total() == expected.total()
+    assert fake.fake_mode.allow_non_fake_inputs is False
+
+
+def test_a_real_model_in_a_fake_mode_counts(case):
+    _, _, real, expected = case
+    name = next(name for name, size in SIZES.items() if size == tuple(real.shape))
+    model = build(name).eval()
+    with FakeTensorMode():
+        assert FlopCountAnalysis(model, real).total() == expected.total()
+    assert model(real).isfinite().all()
+
+
+def test_a_fake_model_s_bytes_count(case):
+    model, fake, real, _ = case
+    name = next(name for name, size in SIZES.items() if size == tuple(real.shape))
+    assert ByteCountAnalysis(model, fake).total() == ByteCountAnalysis(build(name).eval(), real).total()
+
+
+def test_a_recording_counts_a_fake_training_step():
+    real = build("lenet5")
+    with record(real) as expected:
+        real(torch.randn(2, 1, 28, 28)).sum().backward()
+    with FakeTensorMode() as mode:
+        model, x = build("lenet5"), torch.randn(2, 1, 28, 28)
+        with record(model) as inside:
+            model(x).sum().backward()
+    with mode, record(model) as around:
+        model(x).sum().backward()
+    with record(model) as outside:
+        model(x).sum().backward()
+    for run in (inside, around, outside):
+        assert run.by_module_and_phase() == expected.by_module_and_phase()
+
+
+def test_a_training_step_by_shapes_is_refused_in_one_line():
+    with FakeTensorMode():
+        model, x = build("lenet5"), torch.randn(2, 1, 28, 28)
+    with pytest.raises(ExecutionError, match="FakeTensors.*build it on the meta device") as caught:
+        TrainingStepAnalysis(model, x, loss=torch.Tensor.sum).total()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_makes_fakes_in_its_forward_counts_them():
+    class Plans(torch.nn.Module):
+        def forward(self, x):
+            with FakeTensorMode() as mode:
+                torch.nn.functional.linear(mode.from_tensor(x), torch.empty(16, 8))
+            return x + 1
+
+    assert FlopCountAnalysis(Plans(), torch.ones(4, 8), execution="real").total() == 4 * 16 * 8

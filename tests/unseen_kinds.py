@@ -1,0 +1,277 @@
+"""Ways to compute outside torch's dispatcher: each is a function of a tensor, and what its work is reported as."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import io
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+_LIBC = ctypes.CDLL(None)
+
+
+class Kind(NamedTuple):
+    """A function that computes a tensor of its argument's shape unseen, and the name that its work is reported under."""
+
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    op: str
+
+
+def _copy_memory(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+    return target
+
+
+def _double_memory(tensor: torch.Tensor) -> torch.Tensor:
+    numbers = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    numbers[:] = [2 * number for number in numbers]
+    return tensor
+
+
+def from_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.tanh(x.numpy()))
+
+
+def as_tensor(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(np.tanh(np.asarray(x)))
+
+
+def tensor_of_array(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(np.tanh(x.detach().cpu().numpy()))
+
+
+def tensor_class_of_array(x: torch.Tensor) -> torch.Tensor:
+    return torch.FloatTensor(np.tanh(x.numpy()))
+
+
+def ufunc_on_tensor(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(np.einsum("ij->ij", x))
+
+
+def ufunc_into_empty(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    np.tanh(x.numpy(), out=out.numpy())
+    return out
+
+
+def ufunc_into_zeros(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    np.tanh(x.numpy(), out=out.numpy())
+    return out
+
+
+def numpy_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y.numpy()[...] *= 2
+    return y
+
+
+def numpy_in_place_on_the_argument(x: torch.Tensor) -> torch.Tensor:
+    np.multiply(x, 2, out=x.numpy())
+    return x
+
+
+def copied_from_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x).copy_(torch.from_numpy(np.tanh(x.numpy())))
+
+
+def saved_and_loaded(x: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    np.save(file, np.tanh(x.numpy()))
+    file.seek(0)
+    return torch.from_numpy(np.load(file))
+
+
+def pickled(x: torch.Tensor) -> torch.Tensor:
+    return pickle.loads(pickle.dumps(x))
+
+
+def frombuffer(x: torch.Tensor) -> torch.Tensor:
+    return torch.frombuffer(bytearray(np.tanh(x.numpy()).tobytes()), dtype=torch.float32).view_as(x)
+
+
+def frombuffer_of_array(x: torch.Tensor) -> torch.Tensor:
+    numbers = array.array("f", [2 * number for row in x.tolist() for number in row])
+    return torch.frombuffer(numbers, dtype=torch.float32).view_as(x)
+
+
+def python_list(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([[2 * number for number in row] for row in x.tolist()])
+
+
+def dlpack_to_numpy_and_back(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_dlpack(np.tanh(np.from_dlpack(x)))
+
+
+def dlpack_capsule(x: torch.Tensor) -> torch.Tensor:
+    copy = torch.zeros(x.shape)
+    view = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(copy))
+    _copy_memory(view, x)
+    return copy
+
+
+def ctypes_into_empty(x: torch.Tensor) -> torch.Tensor:
+    return _copy_memory(torch.empty_like(x), x)
+
+
+def ctypes_into_new_empty(x: torch.Tensor) -> torch.Tensor:
+    return _copy_memory(x.new_empty(x.shape), x)
+
+
+def ctypes_into_strided(x: torch.Tensor) -> torch.Tensor:
+    return _copy_memory(torch.empty_strided(x.shape, x.stride()), x)
+
+
+def ctypes_into_zeros(x: torch.Tensor) -> torch.Tensor:
+    return _copy_memory(torch.zeros_like(x), x)
+
+
+def ctypes_into_full(x: torch.Tensor) -> torch.Tensor:
+    return _copy_memory(torch.full_like(x, 7.0), x)
+
+
+def ctypes_in_place(x: torch.Tensor) -> torch.Tensor:
+    return _double_memory(x + 1)
+
+
+def ctypes_in_place_on_the_argument(x: torch.Tensor) -> torch.Tensor:
+    return _double_memory(x)
+
+
+def libc_memcpy(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape)
+    pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(x.data_ptr())
+    _LIBC.memcpy(*pointers, ctypes.c_size_t(x.nbytes))
+    return out
+
+
+def storage_pointer(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    ctypes.memmove(out.untyped_storage().data_ptr(), x.untyped_storage().data_ptr(), x.nbytes)
+    return out
+
+
+def dispatch_disabled(x: torch.Tensor) -> torch.Tensor:
+    with _disable_current_modes():
+        return x * 2 + 1
+
+
+def worker_that_waits(x: torch.Tensor) -> torch.Tensor:
+    _TASKS.put(x)
+    result = _RESULTS.get(timeout=30)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+_TASKS: queue.Queue[torch.Tensor] = queue.Queue()
+_RESULTS: queue.Queue[torch.Tensor | Exception] = queue.Queue()
+
+
+def _work() -> None:
+    while True:
+        try:
+            _RESULTS.put(_TASKS.get() * 2)
+        except Exception as error:
+            _RESULTS.put(error)
+
+
+threading.Thread(target=_work, daemon=True).start()
+
+
+class NumpyFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(2 * grad.numpy())
+
+
+class PointerFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _copy_memory(torch.empty_like(x), x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return _copy_memory(torch.empty_like(grad), grad)
+
+
+class InPlaceFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _double_memory(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class PythonFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[2 * number for number in row] for row in x.tolist()])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+_PLAIN = (
+    *(from_numpy, as_tensor, tensor_of_array, tensor_class_of_array, ufunc_on_tensor, ufunc_into_empty),
+    *(ufunc_into_zeros, numpy_in_place, numpy_in_place_on_the_argument, copied_from_numpy, saved_and_loaded),
+    *(pickled, dlpack_capsule, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
+)
+# Those that compute in a function of this file that others share.
+_SHARED = (
+    *(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),
+)
+KINDS: dict[str, Kind] = {
+    **{function.__name__: Kind(function, f"unseen::{function.__name__}") for function in _PLAIN},
+    **{function.__name__: Kind(function, "unseen::_copy_memory") for function in _SHARED},
+    "ctypes_in_place": Kind(ctypes_in_place, "unseen::_double_memory"),
+    "ctypes_in_place_on_the_argument": Kind(ctypes_in_place_on_the_argument, "unseen::_double_memory"),
+    "libc_memcpy": Kind(libc_memcpy, "unseen::libc_memcpy"),
+    "storage_pointer": Kind(storage_pointer, "unseen::storage_pointer"),
+    "dispatch_disabled": Kind(dispatch_disabled, "unseen::Unseen.forward"),
+    "worker_that_waits": Kind(worker_that_waits, "unseen::Unseen.forward"),
+    **{
+        function.__name__: Kind(function.apply, f"prim::PythonOp.{function.__name__}")
+        for function in (NumpyFunction, PointerFunction, InPlaceFunction, PythonFunction)
+    },
+}
+
+
+class Unseen(nn.Module):
+    """A module that computes by one of the kinds."""
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(x)
+
+
+class Net(nn.Module):
+    """Two layers of 8 x 8, 512 multiply-adds on 4 rows, with unseen work between them."""
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.scan = Unseen(compute)
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.scan(self.first(x)))
