@@ -69,7 +69,7 @@ def test_a_recording_counts_a_fake_training_step():
 def test_a_training_step_by_shapes_is_refused_in_one_line():
     with FakeTensorMode():
         model, x = build("lenet5"), torch.randn(2, 1, 28, 28)
-    with pytest.raises(ExecutionError, match="FakeTensors.*build it on the meta device") as caught:
+    with pytest.raises(ExecutionError, match=r"FakeTensors.*build it on the meta device") as caught:
         TrainingStepAnalysis(model, x, loss=torch.Tensor.sum).total()
     assert "\n" not in str(caught.value)
 

@@ -121,6 +121,7 @@ def test_each_time_that_it_runs_counts():
 
 
 CONSTANT = torch.arange(8.0)
+RECURRENT = nn.LSTM(8, 8)
 
 
 def _uninitialised_but_never_read(x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +188,7 @@ SEEN = {
     "a copy": _Scale.apply,
     "a tensor of the module": _Keeps(),
     "training batch norm": nn.Sequential(nn.BatchNorm1d(8), nn.Dropout()),
-    "a recurrent layer": lambda x, layer=nn.LSTM(8, 8): layer(x)[0],
+    "a recurrent layer": lambda x: RECURRENT(x)[0],
     "a scripted constant": torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.GELU())),
     "numbers that only leave": lambda x: (x.detach().numpy(), x)[1],
     "in-place ops": lambda x: x.clone().mul_(2).add_(1).relu_(),

@@ -20,7 +20,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Kind(NamedTuple):
-    """A function that computes a tensor of its argument's shape unseen, and the name that its work is reported under."""
+    """A function that computes a tensor like its argument unseen, and the name that its work is reported under."""
 
     compute: Callable[[torch.Tensor], torch.Tensor]
     op: str
@@ -234,9 +234,7 @@ _PLAIN = (
     *(pickled, dlpack_capsule, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
 )
 # Those that compute in a function of this file that others share.
-_SHARED = (
-    *(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),
-)
+_SHARED = (*(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),)
 KINDS: dict[str, Kind] = {
     **{function.__name__: Kind(function, f"unseen::{function.__name__}") for function in _PLAIN},
     **{function.__name__: Kind(function, "unseen::_copy_memory") for function in _SHARED},

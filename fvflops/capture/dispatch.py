@@ -20,7 +20,6 @@ from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import OpSchema, describe_tensor, known_schema, normalise, tensors_of
 from fvflops.trace import Signature
 
-
 # What a FakeTensor or a wrapper is asked by torch, and is no op of the model's.
 _QUESTIONS = frozenset({"prim::device", "prim::layout"})
 

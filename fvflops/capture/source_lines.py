@@ -14,10 +14,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 # The files whose frames are around the model's.
 _OUTERMOST = frozenset(os.path.join(_PACKAGE, "capture", name) for name in ("record.py", "model_threads.py"))
-# Libraries that are handed tensors; what counts is who handed them.
-_LIBRARIES = tuple(
-    f"-packages{os.sep}{name}{os.sep}"
-    for name in ("cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton")
+# Packages that are handed tensors; what counts is who handed them.
+_LIBRARIES = frozenset(
+    {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
 )
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _NOT_THE_MODELS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep, "<")
@@ -42,7 +41,7 @@ def find_source_line(frame: FrameType | None) -> SourceLine:
         if code.co_filename in _OUTERMOST:
             break
         path = path_of(code)
-        if path is not None:
+        if path is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
             return SourceLine(f"{path}:{frame.f_lineno}", _name_of(frame))
         frame = frame.f_back
     return SourceLine()
@@ -86,8 +85,6 @@ def _plain(qualified: str) -> str:
 
 def _name_file(path: str) -> str | None:
     if path.startswith(_NOT_THE_MODELS) and not path.startswith(_ZOO):
-        return None
-    if any(library in path for library in _LIBRARIES):
         return None
     if path.startswith(_LIBRARY) and "-packages" + os.sep not in path:
         return None
