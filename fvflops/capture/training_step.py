@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.model import describe_inputs
+from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
@@ -48,7 +49,7 @@ def record_step(
     the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
     A step that needs a number raises ExecutionError.
     """
-    with one_at_a_time(), unseen(), uncollected():
+    with one_at_a_time(), unseen(), uncollected(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()
