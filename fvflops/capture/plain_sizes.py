@@ -120,6 +120,10 @@ _STAND_INS = {
 }
 
 
+def _is_of_torch(globals: Mapping[str, Any] | None) -> bool:
+    return str((globals or {}).get("__name__")).partition(".")[0] == "torch"
+
+
 class _Imports:
     """Python's import function for a while: torch's own functions get stand-ins for modules not imported yet."""
 
@@ -139,9 +143,9 @@ class _Imports:
         level: int = 0,
     ) -> Any:
         # Only a function has no locals here: what a module imports, it keeps.
-        if locals is None and globals is not None and name in self._stand_ins and name not in sys.modules:
-            if str(globals.get("__name__")).partition(".")[0] == "torch":
-                return self._stand_ins[name]
+        in_function = locals is None and globals is not None
+        if in_function and name in self._stand_ins and name not in sys.modules and _is_of_torch(globals):
+            return self._stand_ins[name]
         return self.original(name, globals, locals, fromlist, level)
 
     def _mark(self, function: Any, *_: Any, **__: Any) -> Any:

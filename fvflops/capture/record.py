@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import platform
 import threading
@@ -33,6 +32,7 @@ from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
 from fvflops.capture.watching import eager, watch
+from fvflops.collector import uncollected
 from fvflops.trace import Region, Signature, StopsAt, Trace
 from fvflops.trace.printable import show
 
@@ -138,18 +138,6 @@ def unseen() -> Iterator[None]:
     finally:
         for recorder in outer:
             recorder.resume()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's collector of cycles from looking again and again at a record that grows."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _by_shapes(

@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.model import describe_inputs
 from fvflops.capture.plain_sizes import plain_sizes
-from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
+from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
+from fvflops.collector import uncollected
 from fvflops.trace import StopsAt, Trace
 
 # An optimizer, or what makes one of parameters: a class, or a partial of one.
