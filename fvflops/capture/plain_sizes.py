@@ -20,6 +20,7 @@ import torch
 
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _PLAIN = frozenset({bool, int, float})
+_MANY = (1, sys.maxsize)
 _DISABLED = "__dynamo_disable"  # where torch._compile keeps what torch._dynamo made of a function
 
 
@@ -38,11 +39,14 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (isinstance(value, (tuple, list)) and all(map(_is_plain, value)))
 
 
-def _on_plain(name: str, answer: Callable[..., Any], accepts: Callable[[Any], bool] = _is_plain) -> Callable[..., Any]:
-    """Return torch's function of a name, replaced by `answer` where it accepts all arguments."""
+def _on_plain(
+    name: str, answer: Callable[..., Any], accepts: Callable[[Any], bool] = _is_plain, arity: tuple[int, int] = (1, 1)
+) -> Callable[..., Any]:
+    """Return torch's function of a name, replaced by `answer` where it accepts all arguments, least to most."""
+    least, most = arity
 
     def function(*values: Any, **options: Any) -> Any:
-        if not options and all(map(accepts, values)):
+        if not options and least <= len(values) <= most and all(map(accepts, values)):
             return answer(*values)
         return getattr(importlib.import_module(_SYMBOLIC), name)(*values, **options)
 
@@ -79,6 +83,10 @@ def _equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+def _is_whole(value: Any) -> bool:
+    return type(value) in (bool, int) or (isinstance(value, (tuple, list)) and all(map(_is_whole, value)))
+
+
 def _all(*values: bool) -> bool:
     return functools.reduce(operator.and_, values)
 
@@ -107,14 +115,14 @@ _STAND_INS = {
             "guard_or_false": _on_plain("guard_or_false", _same, _is_bool),
             "guard_or_true": _on_plain("guard_or_true", _same, _is_bool),
             "guard_size_oblivious": _on_plain("guard_size_oblivious", _same, _never),
-            "guarding_hint_or_throw": _on_plain("guarding_hint_or_throw", _same),
+            "guarding_hint_or_throw": _on_plain("guarding_hint_or_throw", _same, _is_whole),
             "has_guarding_hint": _on_plain("has_guarding_hint", lambda _: True),
             "is_nested_int": _on_plain("is_nested_int", lambda _: False),
             "statically_known_false": _on_plain("statically_known_false", operator.not_, _is_bool),
             "statically_known_true": _on_plain("statically_known_true", _same, _is_bool),
-            "sym_and": _on_plain("sym_and", _all, _is_bool),
-            "sym_eq": _on_plain("sym_eq", _equal),
-            "sym_or": _on_plain("sym_or", _any, _is_bool),
+            "sym_and": _on_plain("sym_and", _all, _is_bool, _MANY),
+            "sym_eq": _on_plain("sym_eq", _equal, _is_whole, (2, 2)),
+            "sym_or": _on_plain("sym_or", _any, _is_bool, _MANY),
         },
     ),
 }
@@ -130,9 +138,10 @@ class _Imports:
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
         self._marked: list[Any] = []
-        # `import torch._dynamo` binds torch. As long as no compiler is imported, none is to be told what to leave.
+        # As long as no compiler is imported, none is to be told what to leave.
         compiler = _StandIn("torch._dynamo", {"disable": self._mark, "graph_break": _do_nothing})
-        self._stand_ins = {**_STAND_INS, "torch._dynamo": _StandIn("torch", {"_dynamo": compiler})}
+        self._stand_ins = {**_STAND_INS, "torch._dynamo": compiler}
+        self._torch = _StandIn("torch", {"_dynamo": compiler})
 
     def __call__(
         self,
@@ -145,7 +154,10 @@ class _Imports:
         # Only a function has no locals here: what a module imports, it keeps.
         in_function = locals is None and globals is not None
         if in_function and name in self._stand_ins and name not in sys.modules and _is_of_torch(globals):
-            return self._stand_ins[name]
+            if fromlist or name == "sympy":
+                return self._stand_ins[name]
+            if name == "torch._dynamo":  # which binds torch
+                return self._torch
         return self.original(name, globals, locals, fromlist, level)
 
     def _mark(self, function: Any, *_: Any, **__: Any) -> Any:

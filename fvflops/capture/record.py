@@ -23,6 +23,7 @@ from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of
 from fvflops.capture.meter import Meter
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.passes import gradients_restored
+from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
@@ -107,7 +108,7 @@ def record_call(
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
         failure = ""
         if execution == "shapes" or (execution == "auto" and not once):
-            with uncollected():
+            with uncollected(), plain_sizes():
                 outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
             if isinstance(outcome, Trace):
                 if "supposed" in outcome.about:
