@@ -12,7 +12,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -183,6 +182,28 @@ def test_the_import_function_is_put_back(nothing_heavy):
     assert builtins.__import__ is original
 
 
+def test_an_import_function_of_others_is_left_and_gets_no_stand_ins_later(nothing_heavy):
+    original = builtins.__import__
+    with plain_sizes():
+        ours = builtins.__import__
+        sympy = ours("sympy", {"__name__": "torch._refs"})
+
+        def theirs(*args, **options):
+            return ours(*args, **options)
+
+        builtins.__import__ = theirs
+    try:
+        assert builtins.__import__ is theirs
+        ours.original = lambda *args: "imported"
+        assert sympy.Basic is not None and ours("sympy", {"__name__": "torch._refs"}) == "imported"
+        builtins.__import__ = ours
+        with plain_sizes():  # as if nothing were left
+            assert builtins.__import__ is not ours
+            assert builtins.__import__("sympy", {"__name__": "torch._refs"}).Basic is sympy.Basic
+    finally:
+        builtins.__import__ = original
+
+
 def test_a_count_leaves_torchs_functions_to_the_compiler(nothing_heavy):
     wrapped = []
     kept = torch._refs.where
@@ -255,7 +276,6 @@ def test_the_tool_sees_a_model_that_asks_for_sympy(tool):
 
             return x * float(sympy.Integer(2))
 
-    sys.modules.setdefault("sympy", ModuleType("sympy"))
     assert tool["ask_without_heavy"](Asks(), (torch.ones(2),))[0] == "sympy"
     assert tool["ask_without_heavy"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
 

@@ -137,6 +137,7 @@ class _Imports:
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
+        self.lasts = True
         self._marked: list[Any] = []
         # As long as no compiler is imported, none is to be told what to leave.
         compiler = _StandIn("torch._dynamo", {"disable": self._mark, "graph_break": _do_nothing})
@@ -152,7 +153,7 @@ class _Imports:
         level: int = 0,
     ) -> Any:
         # Only a function has no locals here: what a module imports, it keeps.
-        in_function = locals is None and globals is not None
+        in_function = self.lasts and locals is None and globals is not None
         if in_function and name in self._stand_ins and name not in sys.modules and _is_of_torch(globals):
             if fromlist or name == "sympy":
                 return self._stand_ins[name]
@@ -164,8 +165,9 @@ class _Imports:
         self._marked.append(function)
         return function
 
-    def unmark(self) -> None:
-        """Let torch._compile ask torch._dynamo the next time."""
+    def close(self) -> None:
+        """Give no more stand-ins, whoever still calls this, and let torch._compile ask torch._dynamo the next time."""
+        self.lasts = False
         for function in self._marked:
             if getattr(function, _DISABLED, None) is function:
                 delattr(function, _DISABLED)
@@ -175,14 +177,15 @@ class _Imports:
 def plain_sizes() -> Iterator[None]:
     """Keep torch's functions from importing sympy and torch._dynamo for sizes that are plain numbers."""
     original = builtins.__import__
-    if isinstance(original, _Imports) or (_SYMBOLIC in sys.modules and "torch._dynamo" in sys.modules):
+    nested = isinstance(original, _Imports) and original.lasts
+    if nested or (_SYMBOLIC in sys.modules and "torch._dynamo" in sys.modules):
         yield
         return
     imports = _Imports(original)
-    builtins.__import__ = imports
     try:
+        builtins.__import__ = imports
         yield
     finally:
         if builtins.__import__ is imports:
             builtins.__import__ = original
-        imports.unmark()
+        imports.close()
