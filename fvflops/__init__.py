@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fvflops.collector import uncollected
+
 if TYPE_CHECKING:
     from fvflops.analysis import (
         ActivationCountAnalysis,
@@ -160,7 +162,8 @@ def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'fvflops' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with uncollected():
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,18 +1,42 @@
 """The face that programs written for fvcore know: analyses of a model, and text made from them."""
 
-from fvflops.analysis.comparison import compare
-from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.analysis.model_counts import (
-    ActivationCountAnalysis,
-    FlopCountAnalysis,
-    activation_count,
-    flop_count,
-    parameter_count,
-)
-from fvflops.analysis.recording import record
-from fvflops.analysis.schedules import schedule
-from fvflops.analysis.text import flop_count_str, flop_count_table, parameter_count_table, summarise
-from fvflops.analysis.training_step import TrainingStepAnalysis
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fvflops.analysis.comparison import compare
+    from fvflops.analysis.model_analysis import ModelAnalysis
+    from fvflops.analysis.model_counts import (
+        ActivationCountAnalysis,
+        FlopCountAnalysis,
+        activation_count,
+        flop_count,
+        parameter_count,
+    )
+    from fvflops.analysis.recording import record
+    from fvflops.analysis.schedules import schedule
+    from fvflops.analysis.text import flop_count_str, flop_count_table, parameter_count_table, summarise
+    from fvflops.analysis.training_step import TrainingStepAnalysis
+
+# Name → the module that defines it, imported when the name is first used: a count needs a third of them.
+_MODULES = {
+    "ActivationCountAnalysis": "model_counts",
+    "FlopCountAnalysis": "model_counts",
+    "ModelAnalysis": "model_analysis",
+    "TrainingStepAnalysis": "training_step",
+    "activation_count": "model_counts",
+    "compare": "comparison",
+    "flop_count": "model_counts",
+    "flop_count_str": "text",
+    "flop_count_table": "text",
+    "parameter_count": "model_counts",
+    "parameter_count_table": "text",
+    "record": "recording",
+    "schedule": "schedules",
+    "summarise": "text",
+}
 
 __all__ = [
     "ActivationCountAnalysis",
@@ -30,3 +54,13 @@ __all__ = [
     "schedule",
     "summarise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fvflops.analysis' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fvflops.analysis.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

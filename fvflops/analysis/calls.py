@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.formulas import FormulaTable
-from fvflops.reports.call_rows import list_line_rows, list_module_rows, list_op_rows
-from fvflops.reports.rows import Rows
 from fvflops.trace import PHASES
 from fvflops.trace.calls import OpCall
 from fvflops.trace.measured import check_phase
 from fvflops.trace.signature import packet_of
+
+if TYPE_CHECKING:
+    from fvflops.reports.rows import Rows
 
 # View → what a row is.
 VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
@@ -43,6 +45,8 @@ def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -
     The analysis is one of flops. `depth` is how many calls around a module's are listed at most, any number if None; by
     op and by line it is ignored.
     """
+    from fvflops.reports.call_rows import list_line_rows, list_module_rows, list_op_rows
+
     ask = getattr(analysis, _METHODS[by], None)
     if ask is None:
         raise ValueError(f"by={by!r}, {VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")

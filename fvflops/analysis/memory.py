@@ -10,9 +10,10 @@ from torch import nn
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.training_step import TrainingStepAnalysis
-from fvflops.capture.record import one_at_a_time, uncollected, unseen
+from fvflops.capture.record import one_at_a_time, unseen
 from fvflops.capture.restore import Containers
 from fvflops.capture.session import Session
+from fvflops.collector import uncollected
 from fvflops.metrics.memory import MemoryTimeline, read_memory
 from fvflops.metrics.workspaces import OWN_KERNELS
 from fvflops.trace import StopsAt, Trace

@@ -22,8 +22,6 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.classes import may_exist, name_class, nearest_class
 from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
 from fvflops.metrics.unknown_places import find_unknown_places
-from fvflops.reports import html, icicle, notebook, picture
-from fvflops.reports.ledger import format_places
 from fvflops.reports.names import show_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -298,6 +296,7 @@ class ModelAnalysis:
         """
         # What the page is made of is made of analyses itself.
         from fvflops.analysis.breakdown import break_down
+        from fvflops.reports import html
 
         if path is not None:
             paths.check_writable(os.fspath(path))
@@ -347,6 +346,7 @@ class ModelAnalysis:
         fvflops.reports.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
         from fvflops.analysis.breakdown import break_down
+        from fvflops.reports import icicle, picture
 
         kind = picture.prepare(os.fspath(path))
         figure = icicle.draw(break_down(self), measure=measure or self.counts().metric, depth=depth)
@@ -355,6 +355,7 @@ class ModelAnalysis:
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
         from fvflops.analysis.breakdown import break_down
+        from fvflops.reports import notebook
 
         return notebook.render(break_down(self))
 
@@ -402,6 +403,8 @@ class ModelAnalysis:
         for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
+            from fvflops.reports.ledger import format_places
+
             places = find_unknown_places(self.trace(), counts)
             listed = ", ".join(
                 f"{show_short(op)} ×{calls} (in {format_places(places[op], escape=show_short)})"

@@ -18,9 +18,7 @@ from fvflops.capture.record import Model
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import Pricer, TablePricer
 from fvflops.metrics.calls import add_up_lines, list_module_calls, list_op_calls
-from fvflops.reports import GRAPHS, source_lines
-from fvflops.reports import module_calls as module_calls_report
-from fvflops.reports import op_calls as op_calls_report
+from fvflops.reports import GRAPHS
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 
@@ -95,9 +93,11 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
+        from fvflops.reports import op_calls
+
         calls, ignored = sift_calls(self._list_op_calls(), phase, ignore, self._table)
         table = "" if self._table is None else self._table.name
-        return op_calls_report.render(calls, sort=sort, top=top, ignored=ignored, table=table)
+        return op_calls.render(calls, sort=sort, top=top, ignored=ignored, table=table)
 
     def module_calls(self) -> tuple[ModuleCall, ...]:
         """Return the calls of modules in the order of the run, each with its tensors and all that ran in it.
@@ -119,7 +119,9 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` is how many calls around one there are at most, any number if None.
         """
-        return module_calls_report.render(self.module_calls(), depth=depth)
+        from fvflops.reports import module_calls
+
+        return module_calls.render(self.module_calls(), depth=depth)
 
     def line_counts(self) -> tuple[LineCount, ...]:
         """Return what the op calls come to that each line of the model's source makes, most FLOPs first.
@@ -134,6 +136,8 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
+        from fvflops.reports import source_lines
+
         return source_lines.render(self.line_counts())
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:

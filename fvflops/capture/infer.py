@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fvflops.capture.memo import Outcome, Output
 from fvflops.capture.metadata import Metadata, bits_of, intern
+from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.restore import written_arguments
 from fvflops.capture.signature import OpSchema, tensors_of
 
@@ -100,7 +101,8 @@ class Inference:
         at = self.schema.position.get("device")
         if at is not None and not devices and len(args) <= at:
             meta_kwargs["device"] = META
-        result = func(*meta_args, **meta_kwargs)
+        with plain_sizes():
+            result = func(*meta_args, **meta_kwargs)
         home = devices[0] if devices else self._common_device()
         grown = tuple(
             (index, self._describe(meta, metadata.device))

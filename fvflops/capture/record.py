@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import platform
 import threading
@@ -25,6 +24,7 @@ from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of
 from fvflops.capture.meter import Meter
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.passes import gradients_restored
+from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import Snapshot, UndoLog
@@ -35,6 +35,7 @@ from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
 from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
+from fvflops.collector import uncollected
 from fvflops.trace import Region, Signature, StopsAt, Trace
 from fvflops.trace.printable import show
 
@@ -111,7 +112,7 @@ def record_call(
         if find_fake_mode(tensors_of((args, kwargs))) is not None or _is_fake(model):
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
-            with uncollected():
+            with uncollected(), plain_sizes():
                 outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
             if isinstance(outcome, Trace):
                 if "supposed" in outcome.about:
@@ -142,18 +143,6 @@ def unseen() -> Iterator[None]:
     finally:
         for recorder in outer:
             recorder.resume()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's collector of cycles from looking again and again at a record that grows."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _by_shapes(

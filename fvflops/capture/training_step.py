@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.model import describe_inputs
-from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
+from fvflops.capture.plain_sizes import plain_sizes
+from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
+from fvflops.collector import uncollected
 from fvflops.trace import StopsAt, Trace
 
 # An optimizer, or what makes one of parameters: a class, or a partial of one.
@@ -48,7 +50,7 @@ def record_step(
     the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
     A step that needs a number raises ExecutionError.
     """
-    with one_at_a_time(), unseen(), uncollected():
+    with one_at_a_time(), unseen(), uncollected(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 
 from fvflops import paths
+from fvflops.collector import uncollected
 from fvflops.formulas.check import check_module, check_op
 from fvflops.formulas.document import Node, TableError, read_document
 from fvflops.formulas.function import FUNCTIONS
@@ -69,9 +70,8 @@ def load_table(name: str) -> FormulaTable:
     if not name.strip():
         raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")
     path = _locate(name, None)
-    if path.startswith(paths.SCHEME):
-        return _load_shipped(path)
-    return _load(path, (), name)
+    with uncollected():
+        return _load_shipped(path) if path.startswith(paths.SCHEME) else _load(path, (), name)
 
 
 @lru_cache(maxsize=64)

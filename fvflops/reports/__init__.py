@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fvflops.reports import (
-    chrome_trace,
-    csv,
-    dot,
-    flame_graph,
-    html,
-    icicle,
-    json,
-    latex,
-    markdown,
-    model_explorer,
-    paper,
-    speedscope,
-    table,
-    tree,
-)
-from fvflops.trace import ModuleTree, Summary
-from fvflops.trace.breakdown import Breakdown
-from fvflops.trace.calls import OpCall
-from fvflops.trace.timeline import Timeline
+if TYPE_CHECKING:
+    from fvflops.trace import ModuleTree, Summary
+    from fvflops.trace.breakdown import Breakdown
+    from fvflops.trace.calls import OpCall
+    from fvflops.trace.timeline import Timeline
+
+
+def _later(module: str, function: str = "render") -> Any:
+    """Return a report's function; its module is imported when it is first called, for a count needs none."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(f"fvflops.reports.{module}"), function)(*args, **options)
+
+    return call
 
 
 class Report(Protocol):
@@ -39,14 +34,14 @@ class Report(Protocol):
 
 
 REPORTS: Mapping[str, Report] = {
-    "table": table.render,
-    "fvcore": table.render,
-    "tree": tree.render,
-    "json": json.render,
-    "csv": csv.render,
-    "markdown": markdown.render,
-    "paper": paper.render,
-    "latex": latex.render,
+    "table": _later("table"),
+    "fvcore": _later("table"),
+    "tree": _later("tree"),
+    "json": _later("json"),
+    "csv": _later("csv"),
+    "markdown": _later("markdown"),
+    "paper": _later("paper"),
+    "latex": _later("latex"),
 }
 
 
@@ -61,9 +56,9 @@ class Export(Protocol):
 
 
 EXPORTS: Mapping[str, Export] = {
-    "chrome-trace": chrome_trace.render,
-    "speedscope": speedscope.render,
-    "flame-graph": flame_graph.render,
+    "chrome-trace": _later("chrome_trace"),
+    "speedscope": _later("speedscope"),
+    "flame-graph": _later("flame_graph"),
 }
 
 
@@ -73,7 +68,7 @@ class Page(Protocol):
     def __call__(self, breakdown: Breakdown) -> Iterator[str]: ...
 
 
-PAGES: Mapping[str, Page] = {"html": html.render}
+PAGES: Mapping[str, Page] = {"html": _later("html")}
 
 
 class Picture(Protocol):
@@ -82,7 +77,7 @@ class Picture(Protocol):
     def __call__(self, breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any: ...
 
 
-PICTURES: Mapping[str, Picture] = {"svg": icicle.draw, "png": icicle.draw}
+PICTURES: Mapping[str, Picture] = {"svg": _later("icicle", "draw"), "png": _later("icicle", "draw")}
 
 
 class Graph(Protocol):
@@ -91,6 +86,6 @@ class Graph(Protocol):
     def __call__(self, calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str: ...
 
 
-GRAPHS: Mapping[str, Graph] = {"dot": dot.render, "model-explorer": model_explorer.render}
+GRAPHS: Mapping[str, Graph] = {"dot": _later("dot"), "model-explorer": _later("model_explorer")}
 
 __all__ = ["EXPORTS", "GRAPHS", "PAGES", "PICTURES", "REPORTS", "Export", "Graph", "Page", "Picture", "Report"]
