@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table
+from fvflops.formulas import TableError
+from fvflops.trace import Status
 from tests.library_schemas import SCHEMAS, define_library_schemas
 
 define_library_schemas()
@@ -505,3 +507,70 @@ def test_a_causal_convolution():
     op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
     within = Applied(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
     assert total_of(within, x, weight) == hand.done
+
+
+# --- another class, or another library, of the same name -------------------------------------------------------------
+
+
+class Scale(torch.autograd.Function):
+    """A user's function with a product inside, whose tensors are those of no library."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+FUNCTIONS = (
+    *("SelectiveScanFn", "MambaInnerFn", "MambaChunkScanCombinedFn", "MambaSplitConv1dScanCombinedFn"),
+    "CausalConv1dFn",
+)
+
+
+def test_each_shipped_row_of_a_function_is_tried_with_another_class():
+    names = {name.removeprefix("prim::PythonOp.") for name in load_table("default").rows if "PythonOp" in name}
+    assert names == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+@pytest.mark.parametrize("sizes", [((4, 5), (5, 6)), ((2, 4, 5), (5, 6)), ((2, 8, 6, 5), (5, 6)), ((5,), (5, 6))])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_another_class_of_a_librarys_name_is_looked_into(name, sizes, table):
+    """The shipped row does not fit, so that the ops inside count: the product, and nothing is unknown."""
+    function = type(name, (Scale,), {})
+    x, weight = (rand(*size) for size in sizes)
+    for execution in ("shapes", "real"):
+        analysis = FlopCountAnalysis(Applied(function.apply), (x, weight), table=table, execution=execution)
+        multiply_add = load_table(table).multiply_add
+        assert analysis.total() == multiply_add * x.numel() * 6
+        assert not analysis.counts().ledger()[Status.UNKNOWN]
+
+
+def test_a_users_row_that_does_not_fit_is_an_error(tmp_path):
+    """The same expression in a table of the user's names the mistake."""
+    path = tmp_path / "mine.yaml"
+    path.write_text('extends: default\nops:\n  prim::PythonOp.SelectiveScanFn: {macs: "size(input_2, -1)"}\n')
+    function = type("SelectiveScanFn", (Scale,), {})
+    analysis = FlopCountAnalysis(Applied(function.apply), (rand(4, 5), rand(5, 6)), table=str(path))
+    with pytest.raises(TableError, match=r"mine.yaml:3: prim::PythonOp.SelectiveScanFn: unknown name input_2"):
+        analysis.total()
+
+
+def test_an_op_of_another_library_of_that_name_is_unknown(tmp_path):
+    """A shipped row that does not fit leaves the op unknown, and the rest counted; a user's row is an error."""
+    library = torch.library.Library("xformer", "FRAGMENT")
+    library.define("memory_efficient_attention_forward.mine(Tensor data) -> Tensor")
+    for key in ("CPU", "Meta"):
+        library.impl("memory_efficient_attention_forward.mine", lambda data: data.clone(), key)
+    model = nn.Sequential(nn.Linear(5, 6), Applied(torch.ops.xformer.memory_efficient_attention_forward.mine))
+    analysis = FlopCountAnalysis(model, rand(4, 5))
+    assert analysis.total() == 4 * 5 * 6
+    assert analysis.unsupported_ops() == {"xformer::memory_efficient_attention_forward": 1}
+    path = tmp_path / "mine.yaml"
+    row = "xformer::memory_efficient_attention_forward: {use: attention_bshd}"
+    path.write_text(f"extends: default\nops:\n  {row}\n")
+    with pytest.raises(TableError, match="mine.yaml:3"):
+        FlopCountAnalysis(model, rand(4, 5), table=str(path)).total()

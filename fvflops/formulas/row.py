@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from fvflops import paths
 from fvflops.formulas import shipped
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
@@ -58,6 +59,11 @@ class Row:
         if self.macs is None and self.flops is None and self.use is None:
             return Status.OMITTED
         return Status.COUNTED
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the row is in a table that fvflops ships, not in one of the user's."""
+        return self.file.startswith(paths.SCHEME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.formulas.call import Call
+from fvflops.formulas.document import TableError
 from fvflops.formulas.registered import count_registered
 from fvflops.formulas.row import Price, Row, default_label, price_call
+from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
@@ -97,7 +99,13 @@ class FormulaTable:
             return self._price_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return Price(Status.FREE, row.label)
-        return price_call(row, Call.of(signature, self.constants))
+        try:
+            return price_call(row, Call.of(signature, self.constants))
+        except TableError:
+            # A library of that namespace with another schema, a later release or the user's own.
+            if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
+                return Price(Status.UNKNOWN, row.label)
+            raise
 
     def _price_without_row(self, signature: Signature) -> Price:
         label = default_label(signature.op)
@@ -106,13 +114,24 @@ class FormulaTable:
             return Price(Status.UNKNOWN, label)
         return Price(Status.COUNTED, label, macs=flops // 2, flops=flops % 2)
 
-    def price_function(self, name: str, signature: RegionSignature) -> Price:
-        """Return what a call of the `autograd.Function` of a class name costs, as `price` does."""
+    def price_function(self, name: str, signature: RegionSignature) -> Price | None:
+        """Return what a call of the `autograd.Function` of a class name costs, or None where its ops count instead.
+
+        A function without a row is looked into, unless the table is opaque: then it is UNKNOWN. So is one that a
+        shipped row does not fit, for all that is known of it is a class name, which another class may have. A user's
+        row that does not fit raises TableError.
+        """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
+        without_row = Price(Status.UNKNOWN, default_label(op)) if self.opaque else None
         row = self.rows.get(op)
-        if row is None:
-            return Price(Status.UNKNOWN, default_label(op))
-        return price_call(row, Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants))
+        if row is None or row.kind == "decompose":
+            return without_row if row is None else None
+        try:
+            return price_call(row, Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants))
+        except TableError:
+            if row.is_shipped:
+                return without_row
+            raise
 
     def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> Price:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
