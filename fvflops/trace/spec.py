@@ -36,6 +36,8 @@ _ITEM_SIZES = {
     "quint4x2": 1,
     "quint2x4": 1,
 }
+# Two numbers in a byte: what parameters of bitsandbytes and of float4_e2m1fn_x2 stand for.
+_HALF_BYTES = frozenset({"nf4", "fp4", "float4_e2m1fn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """The bytes of the elements; a dtype that this page does not know raises KeyError."""
+        if self.dtype in _HALF_BYTES:
+            return -(-self.numel // 2)
         return self.numel * _ITEM_SIZES[self.dtype]
 
     @property
