@@ -241,15 +241,24 @@ def test_attention(op):
     assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == hand.done
 
 
+def starts_of(known: bool, *starts: list[int]) -> list[torch.Tensor]:
+    """Return where sequences start, as numbers that are known or on the meta device."""
+    return [torch.tensor(numbers, dtype=torch.int32, device="cpu" if known else "meta") for numbers in starts]
+
+
+# Of two sequences of 3 and 2 queries on 4 and 5 keys what each counts as: itself, or the longest of them.
+COUNTED = {True: ((3, 4), (2, 5)), False: ((3, 5), (3, 5))}
+
+
+@pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED)
-def test_packed_attention(op):
-    """Two sequences of 3 and 2 queries on 4 and 5 keys: each counts as the longest, 3 on 5."""
+def test_packed_attention(op, known):
     hand = Hand()
-    for _ in range(2):
-        attend(hand, rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6))
+    for queries, keys in COUNTED[known]:
+        attend(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
     rows = (1,) if "cutlass" in op else ()
     tensors = (rand(*rows, 5, 2, 6), rand(*rows, 9, 2, 6), rand(*rows, 9, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     names = (*named(PACKED[op]), "cu_seqlens_q", "cu_seqlens_k")
     assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == hand.done
 
@@ -263,22 +272,24 @@ def test_the_backward_of_attention(op):
     assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == hand.done
 
 
+@pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED_BACKWARD)
-def test_the_backward_of_packed_attention(op):
+def test_the_backward_of_packed_attention(op, known):
     hand = Hand()
-    for _ in range(2):
-        attend_backward(hand, rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6), rand(3, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    for queries, keys in COUNTED[known]:
+        attend_backward(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6), rand(queries, 2, 6))
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     module = Kernel(op, (*named(PACKED_BACKWARD[op]), "cu_seqlens_q", "cu_seqlens_k"), max_seqlen_q=3, max_seqlen_k=5)
     assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == hand.done
 
 
-def test_attention_that_is_not_told_its_longest_run_of_keys():
+@pytest.mark.parametrize("known", [True, False])
+def test_attention_that_is_not_told_its_longest_run_of_keys(known):
     """xFormers' CK kernel: in self-attention it is that of the queries."""
     hand = Hand()
-    for _ in range(2):
-        attend(hand, rand(3, 2, 6), rand(3, 2, 6), rand(3, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+    for length in (3, 2) if known else (3, 3):
+        attend(hand, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
+    (starts,) = starts_of(known, [0, 3, 5])
     names = ("query", "key", "value", "seqstart_q", "seqstart_k")
     module = Kernel("xformers::efficient_attention_forward_ck", names, max_seqlen_q=3)
     assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == hand.done
@@ -292,6 +303,19 @@ def test_attention_on_keys_in_pages():
     pages = torch.zeros(2, 3, dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table"))
     assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == hand.done
+
+
+def test_attention_on_the_keys_of_a_cache_that_are_in_use():
+    """Of a cache of 15 keys for each of two sequences 4 and 9 are in use, in pages or not."""
+    hand = Hand()
+    for keys in (4, 9):
+        attend(hand, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    used = torch.tensor([4, 9], dtype=torch.int32)
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "seqused_k"))
+    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == hand.done
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table", "seqused_k"))
+    pages = torch.zeros(2, 3, dtype=torch.int32)
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == hand.done
 
 
 def test_attention_with_a_second_query_for_the_values():
