@@ -100,7 +100,9 @@ class FormulaTable:
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return Price(Status.FREE, row.label)
         try:
-            return self._price_parts(row, signature) or price_call(row, Call.of(signature, self.constants))
+            return self._price_parts(row, signature) or price_call(
+                row, Call.of(signature, self.constants), self.multiply_add
+            )
         except TableError:
             # A library of that namespace with another schema, a later release or the user's own.
             if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
@@ -118,7 +120,7 @@ class FormulaTable:
             return None
         try:
             prices = [
-                price_call(row, Call.of(part, self.constants))
+                price_call(row, Call.of(part, self.constants), self.multiply_add)
                 for part in (_part_of(signature, index) for index in range(number))
             ]
         except TableError:
@@ -152,7 +154,8 @@ class FormulaTable:
         if row is None or row.kind == "decompose":
             return without_row if row is None else None
         try:
-            return price_call(row, Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants))
+            call = Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants)
+            return price_call(row, call, self.multiply_add)
         except TableError:
             if row.is_shipped:
                 return without_row
@@ -161,9 +164,8 @@ class FormulaTable:
     def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> Price:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
         attributes = attributes_of(module)
-        return price_call(
-            row, Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
-        )
+        call = Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
+        return price_call(row, call, self.multiply_add)
 
 
 def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
