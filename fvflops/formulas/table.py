@@ -136,10 +136,10 @@ class FormulaTable:
 
     def _price_without_row(self, signature: Signature) -> Price:
         label = default_label(signature.op)
-        flops = count_registered(signature) if self.registered_formulas else None
-        if flops is None:
+        cost = count_registered(signature) if self.registered_formulas else None
+        if cost is None:
             return Price(Status.UNKNOWN, label)
-        return Price(Status.COUNTED, label, macs=flops // 2, flops=flops % 2)
+        return Price(Status.COUNTED, label, macs=cost.macs, flops=cost.flops)
 
     def price_function(self, name: str, signature: RegionSignature) -> Price | None:
         """Return what a call of the `autograd.Function` of a class name costs, or None where its ops count instead.
