@@ -1,5 +1,6 @@
 """Weights of few bits: bitsandbytes and torchao, where they are installed, and what stands for them where not."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -262,6 +263,83 @@ def test_a_spiking_neuron_costs_what_its_arithmetic_does(name, at):
     assert price_call(row, call).flops == 3 * written
     assert load_table("default").row(f"{name}::forward").kind == "omitted"
     assert load_table("default").row(f"{name}::backward").kind == "omitted"
+
+
+def over(number, z):
+    """Return a quotient in one division: torch runs `number / z` as a reciprocal and a product."""
+    return torch.div(torch.tensor(number), z)
+
+
+SURROGATES = [
+    lambda z: (1 - (s := torch.sigmoid(4.5 * z))) * s * 4.5,
+    lambda z: over(2.5, 1 + (y := z * 6.5) * y),
+    lambda z: (4.5 - 20.5 * z.abs()).clamp_min(0),
+    lambda z: 2.5 * torch.exp(-4.5 * z.abs()),
+    lambda z: over(1.0, 9.5 * (y := 0.25 + z.abs()) * y),
+    lambda z: over(4.5, (y := 1 + z.abs()) * y),
+    lambda z: 2.5 * torch.exp(-(y := 4.5 * z) * y),
+]
+
+
+def go_back(h, gs, gv, carry, surrogate, at, *, detached):
+    """Return the gradient of the charge of one step, and that of the surrogate."""
+    sg = surrogate(h - 0.7)
+    if at is None:
+        through = None if detached else 1 - 0.7 * sg
+    else:
+        through = 1 - fire(h)
+        if not detached:
+            through = through + (at - h) * sg
+    incoming = carry + gv
+    # To multiply by 1, where a soft reset is detached, is one multiplication in the kernel.
+    return gs * sg + (incoming * 1.5 if through is None else incoming * through), sg
+
+
+def back_if(h, gs, gv, carry, **how):
+    return go_back(h, gs, gv, carry, **how)[0]
+
+
+def back_lif(h, gs, gv, carry, **how):
+    gh, _ = go_back(h, gs, gv, carry, **how)
+    return gh / 2.5, gh - gh / 2.5
+
+
+def back_qif(h, gs, gv, carry, before, **how):
+    gh, _ = go_back(h, gs, gv, carry, **how)
+    return gh / 2.5, gh * (1 + 0.6 * (2 * before - 0.3 - 0.4) / 2.5)
+
+
+def back_eif(h, gs, gv, carry, before, **how):
+    gh, _ = go_back(h, gs, gv, carry, **how)
+    return gh / 2.5, gh * (1 + (torch.exp((before - 0.2) / 0.4) - 1) / 2.5)
+
+
+def back_izhikevich(h, gs, gv, carry, before, gw, carried, **how):
+    gh, sg = go_back(h, gs, gv, carry, **how)
+    incoming = carried + gw
+    gh = gh + incoming * (0.9 * sg + 0.3)
+    passed = gh * (1 + 0.6 * (2 * before - 0.3 - 0.4) / 2.5)
+    return gh / 2.5, passed, incoming * 0.8 - gh / 2.5
+
+
+BACK = {"sj_if": (back_if, 4), "sj_lif": (back_lif, 4), "sj_qif": (back_qif, 5), "sj_eif": (back_eif, 5)}
+BACK["sj_izhikevich"] = (back_izhikevich, 7)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("at", [None, 0.3])
+@pytest.mark.parametrize("name", BACK)
+def test_the_backward_of_a_spiking_neuron_costs_what_its_arithmetic_does(name, at, detached):
+    back, number = BACK[name]
+    tensors = tuple(torch.rand(2, 8) for _ in range(number))
+    spec = TensorSpec((3, 2, 8))
+    row, constants = load_table("exact").row(f"{name}::backward"), load_table("exact").constants
+    for surrogate_id, surrogate in enumerate(SURROGATES):
+        how = {"surrogate": surrogate, "at": at, "detached": detached}
+        written = FlopCountAnalysis(partial(back, **how), tensors, table="exact").total()
+        arguments = {"gs": spec, "reset": at, "detach_reset": detached, "surrogate_id": surrogate_id}
+        call = Call(f"{name}::backward", {**arguments, "decay_input": True}, (spec,), constants=constants)
+        assert price_call(row, call).flops == 3 * written
 
 
 def test_a_neuron_runs_in_a_model():
