@@ -188,7 +188,7 @@ def test_a_fused_op_is_omitted_as_torch_has_no_formula_for_it(op):
 
 
 def test_a_recording_of_composite_ops_says_what_the_table_cannot_count():
-    """Layers that were recorded whole are unknown to this table, never zero; with its own stops they are taken apart."""
+    """Layers recorded whole are unknown to this table, never zero; with its own stops they are taken apart."""
     model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.rand(3, 16)
     with torch.inference_mode():
         expected = theirs(model, x)
