@@ -1,9 +1,11 @@
 """The schemas of libraries' operators, which are not installed: their argument names are what a table's rows speak of.
 
 Taken from the sources of flash-attn 2.8.3, xFormers 0.0.35 and 0.0.28.post3 (the last with its own cutlass kernels),
-and causal-conv1d 1.7.0. The ops have no kernels; a test that runs one gives it a kernel.
+causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0 and spikingjelly 2.0.0. The ops have no kernels; a test that
+runs one gives it a kernel. A library that is installed defines its own first: it could not after this.
 """
 
+import contextlib
 import importlib
 import importlib.util
 
@@ -16,6 +18,9 @@ _LATE = (
     "torch.ao.quantization.fx._decomposed",
     "torch._inductor.lowering",
 )
+
+# Libraries that may be installed.
+_INSTALLED = ("bitsandbytes", "torchao")
 
 _FLASH_FORWARD = (
     "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
@@ -125,6 +130,65 @@ SCHEMAS = {
         "sequence_parallel_trailing_matmul_bwd(Tensor gathered_input, Tensor weight, Tensor grad_scattered_output, "
         "bool fuse, str process_group_name) -> (Tensor, Tensor)",
     ),
+    "bitsandbytes": (
+        "gemv_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize) -> Tensor",
+        "gemm_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
+        "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+        "int8_linear_matmul(Tensor A, Tensor B) -> Tensor",
+        "int8_scaled_mm(Tensor A, Tensor B, Tensor row_stats, Tensor col_stats, Tensor? bias=None, "
+        "ScalarType? dtype=None) -> Tensor",
+        "int8_mixed_scaled_mm(Tensor A, Tensor CA, Tensor CB, Tensor SCA, Tensor SCB, Tensor? outlier_cols=None, "
+        "Tensor? bias=None) -> (Tensor, Tensor?)",
+        "int8_mm_dequant(Tensor A, Tensor row_stats, Tensor col_stats, ScalarType? dtype=None, Tensor? bias=None) "
+        "-> Tensor",
+        "int8_vectorwise_quant(Tensor A, float threshold=0.) -> (Tensor, Tensor, Tensor?)",
+        "int8_vectorwise_dequant(Tensor A, Tensor stats) -> Tensor",
+        "int8_double_quant(Tensor A, float threshold=0.) -> (Tensor, Tensor, Tensor, Tensor, Tensor?)",
+        "dequantize_4bit(Tensor A, Tensor absmax, int blocksize, str quant_type, int[] shape, ScalarType dtype) "
+        "-> Tensor",
+        "dequantize_blockwise(Tensor A, Tensor absmax, Tensor code, int blocksize, ScalarType dtype) -> Tensor",
+        "quantize_4bit(Tensor A, int blocksize, str quant_type, ScalarType quant_storage) -> (Tensor, Tensor)",
+        "quantize_blockwise(Tensor A, Tensor code, int blocksize) -> (Tensor, Tensor)",
+    ),
+    "torchao": (
+        "da8w4_linear_cpu(Tensor input, Tensor input_scales, Tensor input_qzeros, Tensor weight, "
+        "Tensor weight_scales, Tensor weight_qzeros, Tensor compensation, Tensor? bias, ScalarType output_dtype) "
+        "-> Tensor",
+        "float8_linear_cpu(Tensor input, Tensor input_scales, Tensor weight, Tensor weight_scales, Tensor? bias, "
+        "ScalarType output_dtype) -> Tensor",
+        "rowwise_scaled_linear_sparse_cutlass_f8f8(Tensor input, Tensor input_scale, Tensor weight, "
+        "Tensor weight_meta, Tensor weight_scale, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
+        "swizzle_mm(Tensor mat1, Tensor mat2, bool mat1_is_swizzled, bool mat2_is_swizzled) -> Tensor",
+        "swizzle_scaled_mm(Tensor mat1, Tensor mat2, bool mat1_is_swizzled, bool mat2_is_swizzled, Tensor scale_a, "
+        "Tensor scale_b, Tensor? bias=None, Tensor? scale_result=None, ScalarType? out_dtype=None) -> Tensor",
+        "mx_fp8_bf16(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale) -> Tensor",
+        "qscaled_dot_product(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+        "bool is_causal=False, float? scale=None, float q_scale=1.0, int q_zp=0, float k_scale=1.0, int k_zp=0, "
+        "float v_scale=1.0, int v_zp=0, float a_scale=1.0, int a_zp=0, float o_scale=1.0, int o_zp=0) -> Tensor",
+        "_scaled_embedding_bag(Tensor qweight, Tensor indices, Tensor offsets, Tensor weight_scale, float o_scale, "
+        "int mode, bool include_last_offset, ScalarType output_dtype) -> Tensor",
+        "quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float) -> Tensor",
+        "dequantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType output_dtype=float) -> Tensor",
+    ),
+    "sj_ilif": (
+        "forward(Tensor x, Tensor v, float tau, float count, float lower, float upper, float threshold, "
+        "bool detach_reset, bool store_v_seq) -> (Tensor, Tensor, Tensor)",
+        "backward(Tensor gs, Tensor gv, Tensor h, float tau, float count, float lower, float upper, float threshold, "
+        "bool detach_reset, bool store_v_seq) -> (Tensor, Tensor)",
+    ),
+    "sj_stbif": (
+        "forward(Tensor x, Tensor q, Tensor acc_q, Tensor q_threshold, Tensor pos_max, Tensor neg_min) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+    ),
+    "sj_activation_aware_if": (
+        "forward(Tensor x, Tensor v, Tensor threshold, Tensor offset, int channels, int inner, float? reset, "
+        "bool store_v_seq) -> (Tensor, Tensor)",
+    ),
+    "sj_spike_linear": (
+        "packed(Tensor spike_packed, Tensor weight, Tensor? bias) -> Tensor",
+        "sparse(Tensor spike, Tensor weight, Tensor? bias) -> Tensor",
+        "pack_rows(Tensor spike) -> Tensor",
+    ),
     "DaoAILab": (
         "_causal_conv1d_fwd_cpp(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, "
         "Tensor(a!) out, Tensor(b!)? final_states_out, bool silu_activation) -> ()",
@@ -136,6 +200,51 @@ SCHEMAS = {
     ),
 }
 
+_CHARGE = "float threshold, float? reset, bool detach_reset, float alpha, bool store_v_seq=True, int surrogate_id=0"
+_POTENTIAL = "float tau, float rest, float critical, float a0"
+_SPIKING = {
+    "if": ("Tensor x, Tensor v, ", "Tensor gs, Tensor gv, Tensor h, ", 3),
+    "lif": (
+        "Tensor x, Tensor v, float tau, bool decay_input, ",
+        "Tensor gs, Tensor gv, Tensor h, float tau, bool decay_input, ",
+        3,
+    ),
+    "plif": (
+        "Tensor x, Tensor v, Tensor w, bool decay_input, ",
+        "Tensor gs, Tensor gv, Tensor x, Tensor v, Tensor w, Tensor h, bool decay_input, ",
+        3,
+    ),
+    "qif": (
+        f"Tensor x, Tensor v, {_POTENTIAL}, ",
+        f"Tensor gs, Tensor gv, Tensor h, Tensor previous, {_POTENTIAL}, ",
+        4,
+    ),
+    "eif": (
+        "Tensor x, Tensor v, float tau, float rest, float theta, float delta, ",
+        "Tensor gs, Tensor gv, Tensor h, Tensor previous, float tau, float rest, float theta, float delta, ",
+        4,
+    ),
+    "izhikevich": (
+        f"Tensor x, Tensor v, Tensor w, {_POTENTIAL}, float a, float b, float tau_w, ",
+        f"Tensor gs, Tensor gv, Tensor gw, Tensor h, Tensor previous, {_POTENTIAL}, float a, float b, float tau_w, ",
+        5,
+    ),
+}
+for _name, (_forward, _backward, _results) in _SPIKING.items():
+    SCHEMAS[f"sj_{_name}"] = (
+        f"forward({_forward}{_CHARGE}) -> ({', '.join(['Tensor'] * _results)})",
+        f"backward({_backward}{_CHARGE}) -> (Tensor, Tensor)",
+    )
+for _name, _charge in (("if", ""), ("lif", "float tau, bool decay_input, ")):
+    SCHEMAS[f"sj_{_name}_linear"] = (
+        f"forward(Tensor x_seq, Tensor v_init, Tensor weight_t, Tensor? bias, {_charge}float v_threshold, "
+        "float v_reset, bool soft_reset, bool detach_reset, int surrogate_id, float alpha, int surrogate_handle, "
+        "int threads) -> (Tensor, Tensor)",
+        "backward(Tensor x_seq, Tensor v_init, Tensor weight_t, Tensor? bias, Tensor grad_y, Tensor grad_v_out, "
+        f"{_charge}float v_threshold, float? v_reset, bool detach_reset, int surrogate_id, float alpha, "
+        "int surrogate_handle) -> (Tensor, Tensor, Tensor, Tensor?)",
+    )
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -146,6 +255,10 @@ def define_library_schemas() -> None:
     for name in _LATE:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+    for name in _INSTALLED:
+        if importlib.util.find_spec(name) is not None:
+            with contextlib.suppress(ImportError, OSError):  # made for another torch, or another machine
+                importlib.import_module(f"{name}.ops" if name == "torchao" else name)
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
         for schema in schemas:

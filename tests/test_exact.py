@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.examples import check_examples, own_rows
 from fvflops.capture.record import record_call
+from fvflops.formulas.loading import shipped_tables
 from fvflops.metrics import TablePricer, count
 from fvflops.trace import Status
 from tests.library_schemas import define_library_schemas
@@ -349,3 +350,40 @@ def test_a_wrong_number_is_found(tmp_path):
     path.write_text("extends: exact\nops:\n  aten::gelu: {flops: 8*numel(out), example: '2 3 = 47'}\n")
     ((row, problem),) = check_examples(load_table(str(path)))
     assert row.name == "aten::gelu" and "costs 48" in str(problem)
+
+
+# --- complex numbers: one rule for multiply-adds in every convention --------------------------------------------------
+
+PRODUCTS = {
+    "mm": (torch.mm, ((4, 5), (5, 6)), 4 * 5 * 6),
+    "matmul": (torch.matmul, ((2, 4, 5), (2, 5, 6)), 2 * 4 * 5 * 6),
+    "linear": (torch.nn.functional.linear, ((4, 5), (6, 5)), 4 * 5 * 6),
+    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), ((4, 5), (5, 6)), 4 * 5 * 6),
+    "conv2d": (torch.nn.functional.conv2d, ((1, 4, 8, 8), (6, 4, 3, 3)), 36 * 6 * 4 * 9),
+}
+
+
+@pytest.mark.parametrize("table", shipped_tables())
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_multiply_add_of_complex_numbers_is_one(name, table):
+    """Where a convention counts a product of real numbers, it has as many multiply-adds of complex ones.
+
+    torch multiplies complex images as three convolutions of real ones (the third of sums), and these are seen, but for
+    where a convention counts conv2d as it is called.
+    """
+    function, sizes, macs = PRODUCTS[name]
+    real, complex_ = (
+        FlopCountAnalysis(function, tuple(torch.ones(size, dtype=dtype) for size in sizes), table=table)
+        for dtype in (torch.float32, torch.complex64)
+    )
+    for analysis in (real, complex_):
+        analysis.unsupported_ops_warnings(False)
+    whole = load_table(table).row("aten::conv2d")
+    seen = 3 if name == "conv2d" and (whole is None or whole.kind != "counted") else 1
+    assert complex_.macs() == seen * real.macs()
+    if table in ("default", "exact"):
+        assert real.macs() == macs
+    if table == "exact" and name != "conv2d":  # four real multiply-adds each, of two flops
+        assert complex_.total() == 8 * macs
+    elif table == "default":
+        assert complex_.total() == seen * macs

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table
+from fvflops.formulas import TableError
+from fvflops.trace import Status
 from tests.library_schemas import SCHEMAS, define_library_schemas
 
 define_library_schemas()
@@ -239,15 +241,24 @@ def test_attention(op):
     assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == hand.done
 
 
+def starts_of(known: bool, *starts: list[int]) -> list[torch.Tensor]:
+    """Return where sequences start, as numbers that are known or on the meta device."""
+    return [torch.tensor(numbers, dtype=torch.int32, device="cpu" if known else "meta") for numbers in starts]
+
+
+# Of two sequences of 3 and 2 queries on 4 and 5 keys what each counts as: itself, or the longest of them.
+COUNTED = {True: ((3, 4), (2, 5)), False: ((3, 5), (3, 5))}
+
+
+@pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED)
-def test_packed_attention(op):
-    """Two sequences of 3 and 2 queries on 4 and 5 keys: each counts as the longest, 3 on 5."""
+def test_packed_attention(op, known):
     hand = Hand()
-    for _ in range(2):
-        attend(hand, rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6))
+    for queries, keys in COUNTED[known]:
+        attend(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
     rows = (1,) if "cutlass" in op else ()
     tensors = (rand(*rows, 5, 2, 6), rand(*rows, 9, 2, 6), rand(*rows, 9, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     names = (*named(PACKED[op]), "cu_seqlens_q", "cu_seqlens_k")
     assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == hand.done
 
@@ -261,22 +272,24 @@ def test_the_backward_of_attention(op):
     assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == hand.done
 
 
+@pytest.mark.parametrize("known", COUNTED)
 @pytest.mark.parametrize("op", PACKED_BACKWARD)
-def test_the_backward_of_packed_attention(op):
+def test_the_backward_of_packed_attention(op, known):
     hand = Hand()
-    for _ in range(2):
-        attend_backward(hand, rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6), rand(3, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    for queries, keys in COUNTED[known]:
+        attend_backward(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6), rand(queries, 2, 6))
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
     module = Kernel(op, (*named(PACKED_BACKWARD[op]), "cu_seqlens_q", "cu_seqlens_k"), max_seqlen_q=3, max_seqlen_k=5)
     assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == hand.done
 
 
-def test_attention_that_is_not_told_its_longest_run_of_keys():
+@pytest.mark.parametrize("known", [True, False])
+def test_attention_that_is_not_told_its_longest_run_of_keys(known):
     """xFormers' CK kernel: in self-attention it is that of the queries."""
     hand = Hand()
-    for _ in range(2):
-        attend(hand, rand(3, 2, 6), rand(3, 2, 6), rand(3, 2, 6))
-    starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+    for length in (3, 2) if known else (3, 3):
+        attend(hand, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
+    (starts,) = starts_of(known, [0, 3, 5])
     names = ("query", "key", "value", "seqstart_q", "seqstart_k")
     module = Kernel("xformers::efficient_attention_forward_ck", names, max_seqlen_q=3)
     assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == hand.done
@@ -290,6 +303,19 @@ def test_attention_on_keys_in_pages():
     pages = torch.zeros(2, 3, dtype=torch.int32)
     module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table"))
     assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == hand.done
+
+
+def test_attention_on_the_keys_of_a_cache_that_are_in_use():
+    """Of a cache of 15 keys for each of two sequences 4 and 9 are in use, in pages or not."""
+    hand = Hand()
+    for keys in (4, 9):
+        attend(hand, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    used = torch.tensor([4, 9], dtype=torch.int32)
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "seqused_k"))
+    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == hand.done
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table", "seqused_k"))
+    pages = torch.zeros(2, 3, dtype=torch.int32)
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == hand.done
 
 
 def test_attention_with_a_second_query_for_the_values():
@@ -505,3 +531,70 @@ def test_a_causal_convolution():
     op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
     within = Applied(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
     assert total_of(within, x, weight) == hand.done
+
+
+# --- another class, or another library, of the same name -------------------------------------------------------------
+
+
+class Scale(torch.autograd.Function):
+    """A user's function with a product inside, whose tensors are those of no library."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+FUNCTIONS = (
+    *("SelectiveScanFn", "MambaInnerFn", "MambaChunkScanCombinedFn", "MambaSplitConv1dScanCombinedFn"),
+    "CausalConv1dFn",
+)
+
+
+def test_each_shipped_row_of_a_function_is_tried_with_another_class():
+    names = {name.removeprefix("prim::PythonOp.") for name in load_table("default").rows if "PythonOp" in name}
+    assert names == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+@pytest.mark.parametrize("sizes", [((4, 5), (5, 6)), ((2, 4, 5), (5, 6)), ((2, 8, 6, 5), (5, 6)), ((5,), (5, 6))])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_another_class_of_a_librarys_name_is_looked_into(name, sizes, table):
+    """The shipped row does not fit, so that the ops inside count: the product, and nothing is unknown."""
+    function = type(name, (Scale,), {})
+    x, weight = (rand(*size) for size in sizes)
+    for execution in ("shapes", "real"):
+        analysis = FlopCountAnalysis(Applied(function.apply), (x, weight), table=table, execution=execution)
+        multiply_add = load_table(table).multiply_add
+        assert analysis.total() == multiply_add * x.numel() * 6
+        assert not analysis.counts().ledger()[Status.UNKNOWN]
+
+
+def test_a_users_row_that_does_not_fit_is_an_error(tmp_path):
+    """The same expression in a table of the user's names the mistake."""
+    path = tmp_path / "mine.yaml"
+    path.write_text('extends: default\nops:\n  prim::PythonOp.SelectiveScanFn: {macs: "size(input_2, -1)"}\n')
+    function = type("SelectiveScanFn", (Scale,), {})
+    analysis = FlopCountAnalysis(Applied(function.apply), (rand(4, 5), rand(5, 6)), table=str(path))
+    with pytest.raises(TableError, match=r"mine\.yaml:3: prim::PythonOp.SelectiveScanFn: unknown name input_2"):
+        analysis.total()
+
+
+def test_an_op_of_another_library_of_that_name_is_unknown(tmp_path):
+    """A shipped row that does not fit leaves the op unknown, and the rest counted; a user's row is an error."""
+    library = torch.library.Library("xformer", "FRAGMENT")
+    library.define("memory_efficient_attention_forward.mine(Tensor data) -> Tensor")
+    for key in ("CPU", "Meta"):
+        library.impl("memory_efficient_attention_forward.mine", lambda data: data.clone(), key)
+    model = nn.Sequential(nn.Linear(5, 6), Applied(torch.ops.xformer.memory_efficient_attention_forward.mine))
+    analysis = FlopCountAnalysis(model, rand(4, 5))
+    assert analysis.total() == 4 * 5 * 6
+    assert analysis.unsupported_ops() == {"xformer::memory_efficient_attention_forward": 1}
+    path = tmp_path / "mine.yaml"
+    row = "xformer::memory_efficient_attention_forward: {use: attention_bshd}"
+    path.write_text(f"extends: default\nops:\n  {row}\n")
+    with pytest.raises(TableError, match=r"mine\.yaml:3"):
+        FlopCountAnalysis(model, rand(4, 5), table=str(path)).total()

@@ -1,16 +1,21 @@
 """The pairs that a mask leaves, counted on request by every attention that says its mask: against masks written out."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import flop_registry
 
-from fvflops import FlopCountAnalysis, record_call
+from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.capture.block_mask import count_mask, count_pairs
+from fvflops.capture.signature import describe_tensor
 from fvflops.formulas.attention import SKIPS, count_band
-from fvflops.trace import Signature, TensorSpec
+from fvflops.trace import Signature, Status, TensorSpec, Trace
+from fvflops.trace.spec import decode_value, encode_value
 from tests.tables import TableFolder
 
 B, H, D, Dv = 2, 3, 8, 5
@@ -168,9 +173,220 @@ def test_packed_sequences_count_as_the_longest(tables):
     check_pairs(tables, signature, band(6, 5, right=0, lower=True))
 
 
-def test_a_mask_that_is_a_tensor_leaves_all_pairs(tables):
+def test_a_mask_whose_numbers_are_not_told_leaves_all_pairs(tables):
     mask = TensorSpec((6, 6), "bool")
     check_pairs(tables, call_of("aten::scaled_dot_product_attention", FIRST, 6, 6, attn_mask=mask), band(6, 6))
+
+
+# --- masks that are tensors: against the pairs in them, one by one ---------------------------------------------------
+
+
+def attend(query, key, value, mask):
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def tensors_of_sizes(queries=6, keys=5):
+    return torch.randn(B, H, queries, D), torch.randn(B, H, keys, D), torch.randn(B, H, keys, Dv)
+
+
+def hide(mask, lowest):
+    """Return a mask of numbers that hides what a mask of true and false does."""
+    return torch.zeros(mask.shape).masked_fill(~mask, lowest)
+
+
+SIZES = [(6, 5), (1, 1, 6, 5), (B, 1, 6, 5), (B, H, 6, 5), (1, 5), (B, 1, 1, 5), (H, 6, 1)]
+
+
+@pytest.mark.parametrize("lowest", [None, float("-inf"), torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_mask_leaves_what_is_true_in_it(tables, size, lowest, execution):
+    mask = torch.rand(size, generator=torch.Generator().manual_seed(len(size))) < 0.6
+    pairs = int(mask.expand(B, H, 6, 5).sum())
+    inputs = (*tensors_of_sizes(), mask if lowest is None else hide(mask, lowest))
+    dense, actual = (FlopCountAnalysis(attend, inputs, table=table, execution=execution) for table in tables)
+    assert dense.total() == B * H * 30 * (D + Dv)
+    assert actual.total() == pairs * (D + Dv) < dense.total()
+    assert actual.trace().about["execution"] == execution
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_masks_that_differ_in_their_numbers_alone_are_told_apart(tables, execution):
+    """Two calls with tensors that look alike, and one whose mask is changed between them in place."""
+    masks = [torch.tensor([[True, False, True, False, True]]), torch.tensor([[True, True, True, True, False]])]
+
+    def model(query, key, value, one, other):
+        attend(query, key, value, one)
+        attend(query, key, value, other)
+        changed = one.clone()
+        attend(query, key, value, changed)
+        changed[:, 1] = True
+        return attend(query, key, value, changed)
+
+    analysis = FlopCountAnalysis(model, (*tensors_of_sizes(), *masks), table=tables[1], execution=execution)
+    assert analysis.total() == B * H * 6 * (3 + 4 + 3 + 4) * (D + Dv)
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_mask_that_the_model_makes(tables, execution):
+    """Of lengths, as models of text do: a row of a batch sees as many keys as there are."""
+
+    def model(query, key, value, lengths):
+        keep = torch.arange(key.shape[-2])[None, None, None] < lengths[:, None, None, None]
+        return attend(query, key, value, keep.expand(-1, H, query.shape[-2], -1))
+
+    inputs = (*tensors_of_sizes(), torch.tensor([2, 5]))
+    analysis = FlopCountAnalysis(model, inputs, table=tables[1], execution=execution)
+    assert analysis.total() == H * 6 * (2 + 5) * (D + Dv)
+
+
+def test_a_mask_whose_numbers_nobody_knows_leaves_all_pairs_in_a_run(tables):
+    """It is made of activations, which a run by shapes does not compute."""
+
+    def model(query, key, value):
+        return attend(query, key, value, query[..., :1] > 0)
+
+    analysis = FlopCountAnalysis(model, tensors_of_sizes(), table=tables[1], execution="shapes")
+    assert analysis.total() == B * H * 30 * (D + Dv)
+
+
+def test_training_counts_what_a_mask_leaves(tables):
+    """torch makes numbers of a mask of true and false, and hands the same to the backward pass."""
+    mask = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[:, 0] = True
+    model = Masked(mask)
+    trace = record_call(model, (torch.randn(2, 3, 6, 8),), loss=torch.sum)
+    for table, pairs in zip(tables, (36, int(mask.sum())), strict=True):
+        macs = sorted(
+            price.macs
+            for signature in trace.signatures
+            if (price := table.price(signature)).label == "scaled_dot_product_attention"
+        )
+        assert macs == [2 * 3 * pairs * 16, 2 * 3 * pairs * 40]
+
+
+class Masked(nn.Module):
+    """An attention on itself, with a mask in a buffer."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.register_buffer("mask", mask)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = x * self.scale
+        return attend(x, x, x, self.mask)
+
+
+def test_the_numbers_of_a_call_are_saved_with_a_trace():
+    mask = torch.rand(6, 5) < 0.6
+    trace = FlopCountAnalysis(attend, (*tensors_of_sizes(), mask)).trace()
+    loaded = Trace.from_json(trace.to_json())
+    assert loaded.signatures == trace.signatures
+    (values,) = (spec.values for spec in loaded.signatures[-1].inputs if isinstance(spec, TensorSpec) and spec.values)
+    assert values == (int(mask.sum()),)
+
+
+# --- packed sequences whose starts are known: against torch's own formula, and one sequence after the other -----------
+
+
+@cases
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_packed_sequences_count_one_by_one(tables, sequences, causal, backward):
+    queries, keys = zip(*sequences, strict=True)
+    starts_q, starts_k = (tuple(accumulate(lengths, initial=0)) for lengths in (queries, keys))
+    specs = {
+        "query": TensorSpec((sum(queries), H, D)),
+        "key": TensorSpec((sum(keys), H, D)),
+        "value": TensorSpec((sum(keys), H, Dv)),
+        "cum_seq_q": TensorSpec((len(starts_q),), "int32", values=starts_q),
+        "cum_seq_k": TensorSpec((len(starts_k),), "int32", values=starts_k),
+    }
+    arguments = {**specs, "max_q": max(queries), "max_k": max(keys), "is_causal": causal}
+    op = f"aten::_flash_attention_{'backward' if backward else 'forward'}"
+    out = (TensorSpec((sum(queries), H, Dv)),)
+    signature = Signature(op, tuple(arguments), tuple(arguments.values()), out, op)
+    masks = [band(q, k, right=0 if causal else None, lower=True) for q, k in sequences]
+    width = 3 * D + 2 * Dv if backward else D + Dv
+    if len(sequences) == 1 and starts_q[-1] == 0:
+        return  # of nothing
+    dense, actual = (table.price(signature).macs for table in tables)
+    assert dense == H * sum(q * k for q, k in sequences) * width
+    assert actual == H * sum(int(mask.sum()) for mask in masks) * width
+    # torch's own formula, on tensors that hold these numbers
+    formula = flop_registry[getattr(torch.ops.aten, op.removeprefix("aten::"))]
+    given_ = [torch.empty(specs[name].shape, device="meta") for name in ("query", "key", "value")]
+    starts = [torch.tensor(numbers, dtype=torch.int32) for numbers in (starts_q, starts_k)]
+    if not backward:
+        assert load_table("torch").price(signature).macs * 2 == formula(
+            *given_, *starts, max(queries), max(keys), 0.0, causal, False, out_val=None
+        )
+    else:
+        # torch wants the gradient in the query's shape
+        same = [given_[0], given_[0], given_[1], given_[1], given_[0], given_[0]]
+        equal = {**arguments, "value": specs["key"]}
+        signature = Signature(op, tuple(equal), tuple(equal.values()), out, op)
+        assert load_table("torch").price(signature).macs * 2 == formula(
+            *same, *starts, max(queries), max(keys), 0.0, causal, None, None, out_val=None
+        )
+
+
+def test_packed_sequences_by_torchs_own_function(tables):
+    """`torch.nn.attention.varlen`, by shapes and as on a GPU that this machine need not have."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 3, 5, 11], dtype=torch.int32)
+    query = torch.randn(11, H, D, dtype=torch.bfloat16)
+
+    def model(query, starts):
+        return varlen.varlen_attn(query, query, query, starts, starts, 6, 6)
+
+    analysis = FlopCountAnalysis(model, (query, starts), table=tables[0], execution="shapes", device="cuda")
+    assert analysis.total() == H * (9 + 4 + 36) * 2 * D
+    assert not analysis.counts().ledger()[Status.UNKNOWN]
+
+
+# --- nested tensors: each part counts as it is, in every op -----------------------------------------------------------
+
+PARTS = (3, 5, 2)
+
+
+def nest(layout, *inner):
+    return torch.nested.nested_tensor([torch.randn(length, *inner) for length in PARTS], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("execution", ["auto", "real"])
+def test_parts_of_nested_tensors_count_without_padding(layout, execution):
+    rows = sum(PARTS)
+    linear = FlopCountAnalysis(nn.Linear(8, 6), nest(layout, 8), execution=execution)
+    assert linear.total() == rows * 8 * 6
+    exact = FlopCountAnalysis(torch.nn.functional.gelu, nest(layout, 8), execution=execution, table="exact")
+    assert exact.total() == FlopCountAnalysis(F.gelu, torch.randn(rows, 8), table="exact").total()
+    exact = FlopCountAnalysis(nn.Linear(8, 6), nest(layout, 8), execution=execution, table="exact")
+    assert exact.total() == 2 * rows * 8 * 6 + rows * 6
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("execution", ["auto", "real"])
+def test_the_attention_of_nested_tensors_counts_without_padding(execution):
+    """Two heads of four, each part with itself: as a linear layer, by rows alone."""
+
+    def attend_nested(x):
+        query = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, query, query)
+
+    analysis = FlopCountAnalysis(attend_nested, nest(torch.jagged, 8), execution=execution)
+    assert analysis.total() == 2 * sum(length**2 for length in PARTS) * 2 * 4
+    product = FlopCountAnalysis(lambda x: torch.bmm(x, x.transpose(1, 2)), nest(torch.strided, 8), execution=execution)
+    assert product.total() == sum(length**2 for length in PARTS) * 8
+
+
+def test_the_spec_of_a_nested_tensor():
+    spec = describe_tensor(nest(torch.strided, 8))
+    assert (spec.shape, spec.layout, spec.numel, spec.nbytes) == ((3, 5, 8), "nested", 80, 320)
+    assert [part.shape for part in spec.parts()] == [(1, 3, 8), (1, 5, 8), (1, 2, 8)]
+    assert decode_value(encode_value(spec)) == spec
 
 
 class Attention(nn.Module):

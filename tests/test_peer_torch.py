@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fvflops import FlopCountAnalysis
 from fvflops.capture.record import record_call
 from fvflops.formulas import load_table
+from fvflops.trace import Status
 from tests.models import MODELS, build_case
 
 
@@ -154,3 +155,45 @@ def test_the_default_counts_a_depthwise_backward_right():
     forward = 8 * 16 * 9
     assert total("default") == 3 * forward
     assert total("torch") == 2 * (2 * forward + 8 * forward)
+
+
+def theirs(model, *inputs):
+    with FlopCounterMode(display=False) as mode:
+        model(*inputs)
+    return mode.get_total_flops()
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("name", ["layer", "attention"])
+def test_a_fast_path_counts_as_with_gradients(name, execution):
+    """Without gradients torch runs one fused op, and its counter says 0; the layers count here in either case."""
+    x = torch.rand(2, 5, 16)
+    model, inputs = {
+        "layer": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (x,)),
+        "attention": (nn.MultiheadAttention(16, 2, batch_first=True), (x, x, x)),
+    }[name]
+    model.eval()
+    with torch.no_grad():
+        assert theirs(model, *inputs) == 0
+    analysis = FlopCountAnalysis(model, inputs, table="torch", execution=execution)
+    assert analysis.total() == theirs(model, *inputs) > 0
+
+
+@pytest.mark.parametrize("op", ["_transformer_encoder_layer_fwd", "_native_multi_head_attention"])
+def test_a_fused_op_is_omitted_as_torch_has_no_formula_for_it(op):
+    """It is named among the unsupported ops, so that the zero is not silent."""
+    assert getattr(torch.ops.aten, op) not in flop_registry
+    row = load_table("torch").row(f"aten::{op}")
+    assert row.kind == "omitted" and load_table("default").row(f"aten::{op}").kind == "counted"
+
+
+def test_a_recording_of_composite_ops_says_what_the_table_cannot_count():
+    """Layers recorded whole are unknown to this table, never zero; with its own stops they are taken apart."""
+    model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.rand(3, 16)
+    with torch.inference_mode():
+        expected = theirs(model, x)
+    whole, apart = (record_call(model, (x,), {}, stops_at=load_table(name).stops_at) for name in ("default", "torch"))
+    assert expected == 2 * 3 * (16 * 8 + 8 * 4)
+    left = FlopCountAnalysis.from_trace(whole, table="torch")
+    assert left.counts().ledger()[Status.UNKNOWN] == {"aten::linear": 2}
+    assert FlopCountAnalysis.from_trace(apart, table="torch").total() == expected

@@ -9,7 +9,7 @@ from torch import nn
 from torch.ao import quantization
 from torch.ao.nn import quantized
 
-from fvflops import FlopCountAnalysis
+from fvflops import FlopCountAnalysis, parameter_count, parameter_summary
 from fvflops.trace import Status
 from tests.models import Function
 
@@ -150,3 +150,70 @@ def test_a_packed_convolution(transposed, groups, packs):
     run = getattr(torch.ops.mkldnn, f"_convolution{kind}_pointwise")
     x = torch.rand(1, 4, 8, 8)
     assert total_of(Function(lambda x: run(x, weight, None, *where, "none", [], "")), x) == total_of(plain, x)
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(6, 5),
+        lambda: nn.Linear(6, 5, bias=False),
+        lambda: nn.LSTM(6, 5, num_layers=2, bidirectional=True),
+        lambda: nn.GRU(6, 5, num_layers=2),
+        lambda: nn.LSTMCell(6, 5),
+        lambda: nn.RNNCell(6, 5),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+def test_packed_weights_count_as_parameters(make, dtype):
+    """As many as the layer had, all of them used when it runs."""
+    plain = make()
+    model = quantization.quantize_dynamic(nn.Sequential(plain), dtype=dtype)
+    expected = sum(tensor.numel() for tensor in plain.parameters())
+    missing = 5 if isinstance(plain, nn.Linear) and plain.bias is None else 0  # torch packs a bias of zeros
+    assert parameter_count(model)[""] in (expected, expected + missing)
+    analysis = FlopCountAnalysis(model, torch.rand(2, 6) if "Cell" in str(plain) else torch.rand(3, 2, 6))
+    summary = parameter_summary(analysis)[""]
+    assert (summary.active, summary.unused, summary.trainable) == (summary.total, 0, 0)
+    assert summary.total == parameter_count(model)[""] > 0
+    tells = isinstance(plain, (nn.LSTM, nn.Linear))  # the other ops' arguments do not say what is packed
+    assert set(analysis.by_dtype()) == {"float32" if dtype is torch.float16 and tells else "int8"}
+
+
+def test_the_parameters_of_a_convolutional_net():
+    model = Net().eval()
+    before = parameter_count(model)
+    model.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
+    prepared = quantization.prepare(model)
+    prepared(torch.rand(2, 4, 9, 9))
+    after = parameter_count(quantization.convert(prepared))
+    assert after[""] == before[""] == 4 * 6 * 9 // 2 + 6 + 6 * 6 + 6 * 8 * 9 + 8 + 8 * 5 + 5
+    assert after["last"] == before["last"] and after["first"] == before["first"]
+
+
+def test_a_packed_weight_that_two_modules_share_counts_once():
+    layer = quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 5)))[0]
+    shared = nn.Sequential(layer, nn.Sequential(layer))
+    assert parameter_count(shared)[""] == 35
+
+
+def test_a_packed_layer_that_never_runs_is_unused():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.left = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.used(x)
+
+    summary = parameter_summary(FlopCountAnalysis(quantization.quantize_dynamic(Half()), torch.rand(2, 6)))
+    assert (summary[""].total, summary[""].unused) == (84, 42)
+    assert summary["left"].unused == 42 and summary["used"].active == 42
+
+
+def test_a_table_of_embeddings():
+    plain = nn.EmbeddingBag(8, 4)
+    plain.qconfig = quantization.float_qparams_weight_only_qconfig
+    assert parameter_count(quantized.EmbeddingBag.from_float(plain))[""] == 32

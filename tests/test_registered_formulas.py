@@ -9,8 +9,10 @@ from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.formulas import TableError
+from fvflops.analysis.text import summarise
+from fvflops.formulas import Cost, TableError
 from fvflops.formulas.registered import count_registered
+from fvflops.reports import ledger
 from fvflops.trace import Signature, Status, TensorSpec
 from tests.models import Function
 from tests.tables import TableFolder
@@ -178,6 +180,36 @@ def test_a_formula_that_fails_is_named(formula, message):
         analysis.total()
 
 
+# --- elementwise ops, and what a report says --------------------------------------------------------------------------
+
+
+LIBRARY.define("twist(Tensor x) -> Tensor", tags=torch.Tag.pointwise)
+for key in ("Meta", "CPU"):
+    LIBRARY.impl("twist", lambda x: x.clone(), key)
+
+
+@pytest.mark.parametrize("table", ["default", "torch", "exact"])
+def test_the_flops_of_an_elementwise_op_are_not_halved(table):
+    """Of an op that torch's tag calls elementwise there are no multiply-adds, whatever a convention makes of one."""
+    register_flop_formula(OPS.twist)(lambda x, **kwargs: 7 * 4 * 8)
+    analysis = FlopCountAnalysis(Function(lambda x: OPS.twist(x)), X, table=table)
+    assert (analysis.total(), analysis.macs()) == (7 * 4 * 8, 0)
+
+
+def test_a_report_says_how_a_formula_is_read():
+    register()
+    register_flop_formula(OPS.twist)(lambda x, **kwargs: 7 * 4 * 8)
+    model = nn.Sequential(Function(lambda x: OPS.twist(x)), Project())
+    text = ledger.render(summarise(FlopCountAnalysis(model, X)))
+    halved = "By register_flop_formula, two of whose flops are read as one multiply-add: registered_formulas::project."
+    assert halved in text
+    assert "whose flops are flops, since the ops are elementwise: registered_formulas::twist." in text
+    handled = FlopCountAnalysis(model, X).set_op_handle("registered_formulas::project", lambda call: 11)
+    assert "project" not in ledger.render(summarise(handled))
+    assert "register_flop_formula" not in ledger.render(summarise(FlopCountAnalysis(model, X, table="fvcore")))
+    assert "register_flop_formula" not in ledger.render(summarise(FlopCountAnalysis(nn.Linear(8, 6), X)))
+
+
 # --- where a formula is not asked ------------------------------------------------------------------------------------
 
 
@@ -239,7 +271,7 @@ def test_a_program_that_has_not_imported_torchs_counter_has_no_formulas(monkeypa
     register()
     spec = TensorSpec((4, 6))
     signature = Signature("registered_formulas::project", (), (spec, TensorSpec((5, 6))), (TensorSpec((4, 5)),))
-    assert count_registered(signature) == 240
+    assert count_registered(signature) == Cost(macs=120)
     monkeypatch.delitem(__import__("sys").modules, "torch.utils.flop_counter")
     assert count_registered(signature) is None
     assert load_table("default").price(signature).status is Status.UNKNOWN

@@ -158,10 +158,10 @@ def test_a_matrix_that_becomes_sparse_on_the_way():
     assert total == stored_products(LAYOUTS["csr"], 5)
 
 
-# --- nested tensors: jagged ones run on what they hold; strided ones, and attention, count as if padded ---------------
+# --- nested tensors: in every layout and every op the parts count as they are, without padding ------------------------
 
 LENGTHS = (3, 5)
-LONGEST, TOGETHER = max(LENGTHS), sum(LENGTHS)
+TOGETHER = sum(LENGTHS)
 ROWS = [torch.rand(length, 8) for length in LENGTHS]
 HEADS = [torch.rand(length, 2, 4) for length in LENGTHS]
 WEIGHT = torch.rand(6, 8)
@@ -184,26 +184,24 @@ def test_a_jagged_tensor_that_is_made_on_the_way_counts_what_it_holds():
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_strided_nested_tensor_counts_as_if_padded(made):
-    """Its spec has one shape, that of the longest in each dimension: not less than what runs."""
+def test_a_strided_nested_tensor_counts_what_it_holds(made):
     if made:
         function = lambda *given: F.linear(nest(*given[:2], layout=torch.strided), given[2])  # noqa: E731
         total = count(lambda *given: function(*given).to_padded_tensor(0.0), *ROWS, weights=[WEIGHT]).total()
     else:
         total = count(F.linear, nest(*ROWS, layout=torch.strided), weights=[WEIGHT]).total()
-    assert total == len(LENGTHS) * LONGEST * 8 * 6 > TOGETHER * 8 * 6
+    assert total == TOGETHER * 8 * 6
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_the_attention_of_nested_tensors_counts_as_if_padded(layout):
+def test_the_attention_of_nested_tensors_counts_what_they_hold(layout):
     def attend(*parts):
         heads = nest(*parts, layout=layout).transpose(1, 2)
         heads = heads.contiguous() if layout is torch.strided else heads
         return F.scaled_dot_product_attention(heads, heads, heads)
 
-    padded = len(LENGTHS) * 2 * LONGEST * LONGEST * (4 + 4)
-    assert count(attend, *HEADS).by_operator() == {"scaled_dot_product_attention": padded}
-    assert padded > sum(2 * length * length * (4 + 4) for length in LENGTHS)
+    pairs = sum(2 * length * length for length in LENGTHS)
+    assert count(attend, *HEADS).by_operator() == {"scaled_dot_product_attention": pairs * (4 + 4)}
 
 
 def test_an_encoder_that_nests_its_padded_batch_counts_as_if_padded():

@@ -60,7 +60,7 @@ def check_example(row: Row, table: FormulaTable) -> None:
 
 def cost_example(row: Row, table: FormulaTable) -> int:
     """Return multiply_add * macs + flops of the example of a table's row."""
-    price = price_call(row, replace(_call_of_row(row), constants=table.constants))
+    price = price_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add)
     return table.multiply_add * price.macs + price.flops
 
 

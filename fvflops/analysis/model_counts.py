@@ -60,6 +60,8 @@ class FlopCountAnalysis(_TableAnalysis):
     def macs(self, module_name: str = "", *, phase: str | None = None) -> int:
         """Return the multiply-adds of a module, in one phase or in all, whatever the convention makes of one.
 
+        A multiply-add of complex numbers is one too; what it takes in real ones is in the total of `exact`.
+
         >>> import torch
         >>> flops = FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table="exact")
         >>> flops.macs(), flops.total()

@@ -9,6 +9,8 @@ from torch import nn
 from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.reading import read_modules
+from fvflops.formulas import FormulaTable
+from fvflops.formulas.registered import is_halved
 from fvflops.metrics.unknown_places import find_unknown_places
 from fvflops.reports import parameters, table, tree
 from fvflops.reports.collapse import collapse as collapse_runs
@@ -134,4 +136,16 @@ def tell_about(analysis: ModelAnalysis) -> dict[str, str]:
     if table_used is not None:
         about |= {"table": table_used.name, "multiply_add": str(table_used.multiply_add)}
         about["description"] = table_used.description
+        about |= _tell_registered(analysis, table_used)
     return about
+
+
+def _tell_registered(analysis: ModelAnalysis, table: FormulaTable) -> dict[str, str]:
+    """Return by which ops a program's own formulas count, read as multiply-adds ("halved") or as flops."""
+    told: dict[str, dict[str, None]] = {}
+    for signature in analysis.trace().signatures if table.registered_formulas else ():
+        if table.row(signature.op) is None and not {signature.op, signature.packet} & analysis._handles.keys():
+            halved = is_halved(signature)
+            if halved is not None:
+                told.setdefault("registered_halved" if halved else "registered", {})[signature.packet] = None
+    return {key: ", ".join(ops) for key, ops in told.items()}

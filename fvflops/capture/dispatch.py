@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import (
 )
 
 from fvflops.capture.fake_tensors import is_reasoning
-from fvflops.capture.real_calls import RealCalls
+from fvflops.capture.real_calls import RealCalls, hold_numbers
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
@@ -135,7 +135,7 @@ class RecordingMode(WrapperAware):
 
     def knows(self, tensors: list[Any]) -> bool:
         """Return whether tensors hold their numbers: those on the meta device do not."""
-        return all(tensor.device.type != "meta" for tensor in tensors)
+        return hold_numbers(tensors)
 
     def suppose(self, op: str, what: str, *, bound: bool) -> None:
         """Raise RuntimeError: with numbers nothing is to be supposed."""

@@ -15,6 +15,7 @@ from fvflops.capture.rules import ShapeRules
 from fvflops.capture.rules.quick import quickly
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import describe_result, normalise
+from fvflops.capture.value_reader import ValueReader, state_values
 from fvflops.trace import Signature
 
 
@@ -25,6 +26,7 @@ class Learner:
         self._device = device
         self._rules = rules
         self._reals = reals
+        self.values = ValueReader(reals.hold_numbers)
 
     def learn(
         self,
@@ -72,11 +74,14 @@ class Learner:
         plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._reals.device_for)
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
         results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
+        inputs = normalise(schema, plain_args, plain_kwargs)
+        if schema.valued:
+            inputs = state_values(inputs, schema.valued, self.values.read(schema.valued, args, kwargs))
         return intern_signature(
             Signature(
                 schema.name,
                 schema.names,
-                normalise(schema, plain_args, plain_kwargs),
+                inputs,
                 describe_result(results[0] if build is None else build(results)),
                 schema.text,
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.packed_parameters import logical_spec, packed_tensors
 from fvflops.capture.signature import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
@@ -75,6 +76,10 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
             _read_tensor(prefix + name, tensor, identities) for name, tensor in named.items() if tensor is not None
         )
 
+    packed = [
+        ParameterInfo(prefix + name, describe_tensor(tensor), identities.setdefault(key, len(identities)), False)
+        for name, key, tensor in packed_tensors(module)
+    ]
     classes, has_forward = _classes(type(module))  # type: ignore[arg-type]
     return ModuleInfo(
         name=path,
@@ -83,7 +88,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         classes=classes,
         extra_repr=module.extra_repr(),
         has_forward=has_forward,
-        parameters=tensors(module._parameters),
+        parameters=(*tensors(module._parameters), *packed),
         buffers=tensors(module._buffers),
         attributes={
             **{
@@ -102,13 +107,15 @@ def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) ->
     if nn.parameter.is_lazy(tensor):
         raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
     identity = identities.setdefault(id(tensor), len(identities))
-    return ParameterInfo(name, describe_tensor(tensor), identity, tensor.requires_grad)
+    return ParameterInfo(name, logical_spec(tensor, describe_tensor(tensor)), identity, tensor.requires_grad)
 
 
 @lru_cache(maxsize=4096)
 def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
     """Return the classes whose forward a module class runs, and whether its forward is one that computes."""
-    return tuple(_classes_with_forward(cls)), _forward_of(cls) not in _SILENT_FORWARDS
+    # By name: a model that is not quantised does not import them. Their forward returns its argument.
+    keeps_packed_weights = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
+    return tuple(_classes_with_forward(cls)), not keeps_packed_weights and _forward_of(cls) not in _SILENT_FORWARDS
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:

@@ -9,6 +9,7 @@ import torch
 
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.signature import OpSchema, describe_result, describe_tensor, normalise
+from fvflops.capture.value_reader import ValueReader, state_values
 from fvflops.trace import Signature, TensorSpec, Value
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -48,6 +49,7 @@ class RealCalls:
         self._recorder = recorder
         # By shape, dtype and the device's name.
         self._looks: dict[tuple[torch.Size, torch.dtype, str], _Look] = {}
+        self._values = ValueReader(hold_numbers)
         self._met: dict[str, dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, int]]]] = {}
 
     def note(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Noted:
@@ -58,15 +60,23 @@ class RealCalls:
             for name, value in kwargs.items():
                 key += name, *self._key((value,), reads, "outside")
         except _Unusual:
-            return normalise(schema, args, kwargs), None, self._recorder.storages_of((*args, *kwargs.values()))
+            return self._describe(schema, args, kwargs), None, self._recorder.storages_of((*args, *kwargs.values()))
         met = self._met.get(schema.name)
         if met is None:
             met = self._met[schema.name] = {}
+        if schema.valued:
+            key.append(self._values.read(schema.valued, args, kwargs))
         whole = tuple(key)
         found = met.get(whole)
         if found is None:
-            found = met[whole] = normalise(schema, args, kwargs), {}
+            found = met[whole] = self._describe(schema, args, kwargs), {}
         return *found, reads
+
+    def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
+        inputs = normalise(schema, args, kwargs)
+        if not schema.valued:
+            return inputs
+        return state_values(inputs, schema.valued, self._values.read(schema.valued, args, kwargs))
 
     def look(self, schema: OpSchema, noted: Noted, result: Any) -> tuple[int, Sequence[int]]:
         """Return the number of a call's signature, after it was made, and the storages of its results."""
@@ -121,3 +131,8 @@ class RealCalls:
             else:
                 raise _Unusual
         return key
+
+
+def hold_numbers(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors hold their numbers: those on the meta device do not."""
+    return all(tensor.device.type != "meta" for tensor in tensors)

@@ -169,8 +169,8 @@ class ShapeMode(WrapperAware):
                 key.append(self._key(value, tensors, reads))
         if op.factory:
             key.append(self.device)
-        if op.grouped:
-            key += [describe_group(value) for value in key if type(value) is str]  # a name may mean another group now
+        if op.looks_closer:
+            key += self._look_closer(op.schema, key, args, kwargs or {})
         if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
             places = [*map(id, tensors)]
             key.append(("one tensor", *map(places.index, places)))
@@ -199,6 +199,17 @@ class ShapeMode(WrapperAware):
         if outcome.concrete or self._counts_on(outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
+
+    def _look_closer(
+        self, schema: OpSchema, key: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Return what a call depends on beside its arguments' metadata: a group's ranks, and numbers of its tensors."""
+        more: list[Any] = []
+        if schema.group is not None:
+            more += [describe_group(value) for value in key if type(value) is str]  # a name may mean another group now
+        if schema.valued:
+            more.append(self._learner.values.read(schema.valued, args, kwargs))
+        return more
 
     def _counts_on(self, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fvflops.capture.metadata import dense_spec, dtype_name
+from fvflops.capture.value_reader import Valued, find_valued
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 from fvflops.trace.group import Group
 
@@ -42,7 +43,8 @@ class OpSchema:
     """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
 
     `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates; `group` is
-    the position of the argument that names a process group. `is_view` says that it makes views of its arguments.
+    the position of the argument that names a process group. `is_view` says that it makes views of its arguments;
+    `valued` are the arguments whose numbers its cost depends on.
     """
 
     name: str
@@ -54,6 +56,7 @@ class OpSchema:
     text: str
     group: int | None = None
     is_view: bool = False
+    valued: tuple[Valued, ...] = ()
 
 
 class Stated:
@@ -100,6 +103,7 @@ def describe_op(op: Any) -> OpSchema:
         text=str(schema),
         group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
         is_view=op.is_view,
+        valued=find_valued(op.name(), names),
     )
 
 
@@ -187,11 +191,13 @@ def _sign_group(group: Any) -> Symbol:
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
+    """Return the spec of a tensor; of a nested one the largest size of each dimension, and those of its parts."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
-    shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(int, tensor.shape))
+    if tensor.is_nested:
+        return _describe_nested(tensor)
+    shape = tuple(map(int, tensor.shape))
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
 
 
@@ -217,6 +223,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(getattr(value, field.name, None))
 
 
-def _nested_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    parts = [tuple(part.shape) for part in tensor.unbind()]
-    return (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
+def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
+    parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
+    shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
+    values = tuple(size for part in parts for size in part)
+    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), "nested", values=values)

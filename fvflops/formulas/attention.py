@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
@@ -16,6 +16,10 @@ from fvflops.trace.signature import packet_of
 _QUERY_KEY_VALUE: tuple[Sequence[str], ...] = (("query", "key", "value"), ("q", "k", "v"))
 _STARTS = ("cum_seq_q", "cu_seq_q", "cu_seqlens_q", "seqstart_q")
 _PAGES = ("page_table", "block_table", "block_tables")
+_KEY_STARTS = ("cum_seq_k", "cu_seq_k", "cu_seqlens_k", "seqstart_k")
+_USED = ("seqused_k", "seqlen_k")
+_USED_QUERIES = ("seqused_q",)
+_MASKS = ("attn_mask", "attn_bias", "bias")
 
 # A table in which this constant is 1 counts the pairs that a mask leaves, where a call says which.
 SKIPS = "attention_skips_masked"
@@ -54,10 +58,11 @@ def count_attention(call: Call) -> Cost:
     """Return the cost of an attention: QK^T and the product with V, pairs * (D + Dv).
 
     Dense: a causal or other mask saves nothing, unless the table's constant `attention_skips_masked` is 1. Then a
-    causal mask, a window and flex attention's block mask leave the pairs that are computed (`count_band`); a mask that
-    is a tensor leaves all, for its numbers are not in a call. Grouped keys (GQA) count for every query head. Query
-    [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are those of the two products. Takes
-    aten::scaled_dot_product_attention, its kernels, and flex_attention. Source: arXiv:1706.03762, section 3.2.1.
+    causal mask, a window and flex attention's block mask leave the pairs that are computed (`count_band`), and so does
+    a mask that is a tensor where the call says how many entries it leaves; else that leaves all. Grouped keys (GQA)
+    count for every query head. Query [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are
+    those of the two products. Takes aten::scaled_dot_product_attention, its kernels, and flex_attention. Source:
+    arXiv:1706.03762, section 3.2.1.
 
     >>> spec = TensorSpec((1, 2, 3, 4))
     >>> inputs = {"query": spec, "key": spec, "value": spec, "is_causal": True}
@@ -82,9 +87,9 @@ def count_attention_backward(call: Call) -> Cost:
 def count_attention_bshd(call: Call) -> Cost:
     """Return the cost of an attention on [B, Q, H, D] tensors, or on packed [total, H, D] ones, as `count_attention`.
 
-    A packed batch does not say its lengths here: each sequence counts as the longest, `max_q` by `max_k`, of which a
-    mask leaves what it leaves of that. Keys in pages
-    are [pages, size, H, D], and each sequence has as many as its row of the page table. A second query `q_v` for the
+    Of a packed batch each sequence counts by its own lengths where the call says where each starts, else as the
+    longest, `max_q` by `max_k`; of each a mask leaves what it leaves. Keys in pages are [pages, size, H, D], and each
+    sequence has as many as are in use, or as its row of the page table. A second query `q_v` for the
     values (multi-head latent attention) is one product more. Takes aten::_flash_attention_forward,
     _efficient_attention_forward, and the kernels of flash-attn and xFormers.
 
@@ -189,7 +194,7 @@ def find_heads(call: Call) -> Heads:
     batch = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
     pairs = _blocks(call)
     if pairs is None:
-        pairs = batch * _seen(call, query[-2], key[-2])
+        pairs = _left(call, batch * _seen(call, query[-2], key[-2]), batch * query[-2] * key[-2])
     return Heads(batch * query[-2], pairs, query[-1], value[-1])
 
 
@@ -201,10 +206,17 @@ def find_heads_bshd(call: Call) -> Heads:
     # [B, Q, H, D], [B, Q, G, H, D] or [B, Q, D]; packed [total, H, D] or [1, total, H, D].
     axis = 0 if packed and len(query) == 3 else 1
     heads = math.prod(query[axis + 1 : -1])
-    longest_q, longest_k = _longest(call, query[axis], key[0 if packed and len(key) == 3 else 1], packed)
     sequences = starts.numel - 1 if starts is not None and packed else query[0]
-    pairs = sequences * heads * _seen(call, longest_q, longest_k)
-    return Heads(sequences * heads * longest_q, pairs, query[-1], value[-1])
+    keys = key[0 if packed and len(key) == 3 else 1]
+    longest_q, longest_k = _longest(call, query[axis], keys, packed)
+    lengths = _known_lengths(call, sequences, None if packed else longest_q, None if packed else longest_k)
+    if lengths is not None:
+        queries = sum(length for length, _ in lengths)
+        pairs = sum(_seen(call, *length) for length in lengths)
+    else:
+        queries, pairs = sequences * longest_q, sequences * _seen(call, longest_q, longest_k)
+    every = heads * sequences * longest_q * longest_k
+    return Heads(heads * queries, _left(call, heads * pairs, every), query[-1], value[-1])
 
 
 def _blocks(call: Call) -> int | None:
@@ -212,6 +224,47 @@ def _blocks(call: Call) -> int | None:
     mask = call.arguments.get("block_mask")
     stated = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
     return stated if isinstance(stated, int) else None
+
+
+def _left(call: Call, pairs: int, every: int) -> int:
+    """Return how many of the pairs that a band leaves a mask that is a tensor leaves, where the call says it.
+
+    `every` are all pairs there are, over which the mask is spread. Of both kinds of mask the stricter counts: how many
+    pairs are in both is not said.
+    """
+    mask = _first_tensor(call, _MASKS)
+    if mask is None or mask.values is None or not mask.numel or not call.constants.get(SKIPS, 0):
+        return pairs
+    return min(pairs, every * mask.values[0] // mask.numel)
+
+
+def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | None) -> list[tuple[int, int]] | None:
+    """Return how many queries and keys each sequence has, where the call says it of all of them.
+
+    `queries` and `keys` are those of each sequence in a batch that is not packed.
+    """
+    if queries is None:
+        query_lengths = _lengths(call, _USED_QUERIES, _STARTS)
+    else:
+        query_lengths = [queries] * sequences
+    key_lengths = _lengths(call, _USED, () if _first_tensor(call, _PAGES) else _KEY_STARTS)
+    if key_lengths is None and keys is not None:
+        key_lengths = [keys] * sequences
+    if query_lengths is None or key_lengths is None or not len(query_lengths) == len(key_lengths) == sequences:
+        return None
+    if min((*query_lengths, *key_lengths), default=0) < 0:
+        return None
+    return list(zip(query_lengths, key_lengths, strict=True))
+
+
+def _lengths(call: Call, used: Sequence[str], starts: Sequence[str]) -> list[int] | None:
+    """Return the lengths of sequences: as they are given, or between where they start."""
+    given, offsets = _first_tensor(call, used), _first_tensor(call, starts)
+    if given is not None:
+        return None if given.values is None else list(given.values)
+    if offsets is None or offsets.values is None:
+        return None
+    return [after - before for before, after in pairwise(offsets.values)]
 
 
 def _seen(call: Call, queries: int, keys: int) -> int:

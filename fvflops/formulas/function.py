@@ -78,6 +78,10 @@ def _nnz(argument: Argument) -> Value:
     return tensor.numel if tensor.nnz is None else tensor.nnz
 
 
+def _packed(argument: Argument) -> Value:
+    return 2 if as_tensor(*argument).dtype == "float4_e2m1fn_x2" else 1
+
+
 def _size(argument: Argument, axis: Argument) -> Value:
     tensor = as_tensor(*argument)
     if isinstance(axis[0], tuple):
@@ -108,6 +112,8 @@ FUNCTIONS: dict[str, Function] = {
     "numel": Function("numel(tensor)", (1, 1), _numel),
     # the stored elements of a sparse tensor, numel of every other
     "nnz": Function("nnz(tensor)", (1, 1), _nnz),
+    # the numbers in one element: 2 of float4_e2m1fn_x2, else 1
+    "packed": Function("packed(tensor)", (1, 1), _packed),
     # one size; for a list of axes the tuple of theirs
     "size": Function("size(tensor, axis)", (2, 2), _size),
     "ndim": Function("ndim(tensor)", (1, 1), lambda argument: as_tensor(*argument).ndim),

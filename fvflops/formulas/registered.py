@@ -1,8 +1,9 @@
 """The registered formula: what a program told torch's own flop counter of an op that no table knows.
 
 `torch.utils.flop_counter.register_flop_formula` takes a formula for an op: from the op's arguments, tensors given by
-their shapes or as they are, it computes flops, of which one multiply-add is two. Its number n is taken for n // 2
-multiply-adds, and one flop more where n is odd.
+their shapes or as they are, it computes flops, of which one multiply-add is two. Of an op that torch's tag `pointwise`
+calls elementwise all n flops are flops. Of every other op n is taken for n // 2 multiply-adds, and one flop more where
+n is odd: whether these are products nobody knows. The reports say which ops were counted so.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fvflops.formulas.cost import Cost
 from fvflops.formulas.document import TableError
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 
 _MODULE = "torch.utils.flop_counter"
 
 
-def count_registered(signature: Signature) -> int | None:
-    """Return the flops of a call, a multiply-add being two, by the program's formula; None where it registered none.
+def count_registered(signature: Signature) -> Cost | None:
+    """Return the cost of a call by the program's formula; None where it registered none.
 
     Formulas that torch itself brings are left alone: a table says what it thinks of torch's ops. The formula is called
     as torch would call it, with tensors on the meta device. One that raises, or returns anything else than a whole
@@ -27,11 +29,32 @@ def count_registered(signature: Signature) -> int | None:
     >>> count_registered(Signature("mylib::scan", (), (), ())) is None
     True
     """
+    found = _find(signature)
+    if found is None:
+        return None
+    formula, op = found
+    flops = _call(formula, op, signature)
+    return Cost(flops=flops) if _is_elementwise(op) else Cost(macs=flops // 2, flops=flops % 2)
+
+
+def is_halved(signature: Signature) -> bool | None:
+    """Return whether half of a registered formula's number counts as multiply-adds; None where there is no formula."""
+    found = _find(signature)
+    return None if found is None else not _is_elementwise(found[1])
+
+
+def _find(signature: Signature) -> tuple[Callable[..., Any], Any] | None:
+    """Return the formula that the program registered for a call's op, and the overload that was called."""
     for target, formula in _formulas().items():
-        name, overload = _name_of(target), signature.op.partition(".")[2]
-        if name == signature.packet and not _is_torchs(formula):
-            return _call(formula, getattr(target, overload or "default", None), signature)
+        if _name_of(target) == signature.packet and not _is_torchs(formula):
+            return formula, getattr(target, signature.op.partition(".")[2] or "default", None)
     return None
+
+
+def _is_elementwise(op: Any) -> bool:
+    import torch
+
+    return torch.Tag.pointwise in getattr(op, "tags", ())
 
 
 def _formulas() -> Mapping[Any, Callable[..., Any]]:

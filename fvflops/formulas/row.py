@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from fvflops import paths
 from fvflops.formulas import shipped
 from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
@@ -58,6 +59,11 @@ class Row:
         if self.macs is None and self.flops is None and self.use is None:
             return Status.OMITTED
         return Status.COUNTED
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the row is in a table that fvflops ships, not in one of the user's."""
+        return self.file.startswith(paths.SCHEME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +139,13 @@ def read_flag(node: Node, what: str) -> bool:
     return _FLAGS[text]
 
 
-def price_call(row: Row, call: Call) -> Price:
-    """Return what a call costs by a row; a row that does not fit the call raises TableError, which replays both."""
+def price_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
+    """Return what a call costs by a row, in a table in which a multiply-add is so many flops.
+
+    A multiply-add of complex numbers is one of `macs`, as one of real numbers is. Where the table's constant
+    `complex_multiply_add` says that it takes several real ones, the others are among the flops. A row that does not fit
+    the call raises TableError, which replays both.
+    """
     if row.kind != "counted":
         return Price(row.status, row.label)
     try:
@@ -145,8 +156,9 @@ def price_call(row: Row, call: Call) -> Price:
         what = "the row" if row.use is None else f"the formula {row.use}"
         text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise mistake(row.file, row.line, text) from error
-    macs = cost.macs * call.constants.get(COMPLEX_MULTIPLY_ADD, 1) if cost.macs and _is_complex(call) else cost.macs
-    return Price(row.status, row.label, macs, cost.flops, cost.activations)
+    more = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
+    flops = cost.flops + (more if more and _is_complex(call) else 0)
+    return Price(row.status, row.label, cost.macs, flops, cost.activations)
 
 
 def _is_complex(call: Call) -> bool:

@@ -34,6 +34,8 @@ def count_mamba_inner(call: Call) -> Cost:
     tokens = projected.shape[0] * projected.shape[2]
     matrices = (convolved, into_parts, into_steps, outward)
     channels = decay.shape[0]
+    widths = (projected.shape[1] // 2, convolved.shape[0], into_parts.shape[1], into_steps.shape[0], outward.shape[1])
+    _check(projected.ndim == convolved.ndim == 3 and {*widths} == {channels}, f"{channels} channels", call)
     return Cost(
         macs=tokens * (sum(spec.numel for spec in matrices) + 2 * decay.numel),
         activations=tokens * (3 * channels + into_parts.shape[0] + outward.shape[0]),
@@ -66,8 +68,15 @@ def count_mamba_split_scan(call: Call) -> Cost:
     beside = projected.shape[-1] - heads - channels - width
     scanned = width - beside
     states = next((spec.shape[-1] for spec in later if spec.ndim == 4), (channels - scanned) // 2)
+    _check(projected.ndim == 3 and min(beside, scanned, states) >= 0 and rest[1].shape == (heads,), "Mamba-2", call)
     tokens = math.prod(projected.shape[:-1])
     return Cost(
         macs=tokens * (channels * window + 2 * scanned * states + (0 if outward is None else outward.numel)),
         activations=tokens * (channels + scanned + (0 if outward is None else outward.shape[0])),
     )
+
+
+def _check(fits: bool, what: str, call: Call) -> None:
+    """Raise ValueError where the tensors are not those of the function: another one may have its class name."""
+    if not fits:
+        raise ValueError(f"the tensors of {call.op} are not those of {what}")

@@ -32,13 +32,15 @@ follow a tool that knows of none.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fvflops.formulas.call import Call
+from fvflops.formulas.document import TableError
 from fvflops.formulas.registered import count_registered
 from fvflops.formulas.row import Price, Row, default_label, price_call
-from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, Value, tensors_in
+from fvflops.formulas.schema import KNOWN_NAMESPACES
+from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, TensorSpec, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
 FUNCTION_PREFIX = "prim::PythonOp."
@@ -97,29 +99,73 @@ class FormulaTable:
             return self._price_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return Price(Status.FREE, row.label)
-        return price_call(row, Call.of(signature, self.constants))
+        try:
+            return self._price_parts(row, signature) or price_call(
+                row, Call.of(signature, self.constants), self.multiply_add
+            )
+        except TableError:
+            # A library of that namespace with another schema, a later release or the user's own.
+            if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
+                return Price(Status.UNKNOWN, row.label)
+            raise
+
+    def _price_parts(self, row: Row, signature: Signature) -> Price | None:
+        """Return what a call on nested tensors costs: as much as the calls on their parts, without padding.
+
+        None, where no argument is nested, or they do not have the same number of parts, or the row fits none.
+        """
+        nested = [spec for spec in tensors_in(signature.inputs) if spec.layout == "nested"]
+        number = nested[0].shape[0] if nested else 0
+        if row.kind != "counted" or any(len(spec.parts()) != number for spec in nested) or not number:
+            return None
+        try:
+            prices = [
+                price_call(row, Call.of(part, self.constants), self.multiply_add)
+                for part in (_part_of(signature, index) for index in range(number))
+            ]
+        except TableError:
+            return None
+        activations = [price.activations for price in prices if price.activations is not None]
+        return Price(
+            row.status,
+            row.label,
+            sum(price.macs for price in prices),
+            sum(price.flops for price in prices),
+            sum(activations) if activations else None,
+        )
 
     def _price_without_row(self, signature: Signature) -> Price:
         label = default_label(signature.op)
-        flops = count_registered(signature) if self.registered_formulas else None
-        if flops is None:
+        cost = count_registered(signature) if self.registered_formulas else None
+        if cost is None:
             return Price(Status.UNKNOWN, label)
-        return Price(Status.COUNTED, label, macs=flops // 2, flops=flops % 2)
+        return Price(Status.COUNTED, label, macs=cost.macs, flops=cost.flops)
 
-    def price_function(self, name: str, signature: RegionSignature) -> Price:
-        """Return what a call of the `autograd.Function` of a class name costs, as `price` does."""
+    def price_function(self, name: str, signature: RegionSignature) -> Price | None:
+        """Return what a call of the `autograd.Function` of a class name costs, or None where its ops count instead.
+
+        A function without a row is looked into, unless the table is opaque: then it is UNKNOWN. So is one that a
+        shipped row does not fit, for all that is known of it is a class name, which another class may have. A user's
+        row that does not fit raises TableError.
+        """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
+        without_row = Price(Status.UNKNOWN, default_label(op)) if self.opaque else None
         row = self.rows.get(op)
-        if row is None:
-            return Price(Status.UNKNOWN, default_label(op))
-        return price_call(row, Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants))
+        if row is None or row.kind == "decompose":
+            return without_row if row is None else None
+        try:
+            call = Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants)
+            return price_call(row, call, self.multiply_add)
+        except TableError:
+            if row.is_shipped:
+                return without_row
+            raise
 
     def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> Price:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
         attributes = attributes_of(module)
-        return price_call(
-            row, Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
-        )
+        call = Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
+        return price_call(row, call, self.multiply_add)
 
 
 def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
@@ -145,6 +191,18 @@ def attributes_of(module: ModuleInfo) -> dict[str, Value]:
 def _has_floats(signature: Signature) -> bool:
     specs = tensors_in((*signature.inputs, *signature.outputs))
     return any(spec.is_floating_point or spec.is_complex for spec in specs)
+
+
+def _part_of(signature: Signature, index: int) -> Signature:
+    """Return the call on one part of each nested tensor among the arguments and results of a call."""
+
+    def part(value: Value) -> Value:
+        if isinstance(value, tuple):
+            return tuple(part(item) for item in value)
+        return value.parts()[index] if isinstance(value, TensorSpec) and value.parts() else value
+
+    inputs, outputs = (tuple(part(value) for value in values) for values in (signature.inputs, signature.outputs))
+    return replace(signature, inputs=inputs, outputs=outputs)
 
 
 def _names_of(op: str) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from fvflops.metrics.compute_dtype import find_dtype
 from fvflops.trace import (
     Counts,
     Entry,
@@ -84,7 +85,7 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
                 pricer.price_op(op),
                 op.packet,
                 _elements(op.outputs),
-                find_dtype(op.inputs, op.outputs),
+                find_dtype(op.op, op.names, op.inputs, op.outputs),
             )
         _add(entries, price, scopes[stack], phase, calls, groups.get(stack, ""))
     for (index, stack, phase), calls in trace.region_calls.items():
@@ -94,7 +95,8 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
         inputs, outputs = signature.inputs, signature.outputs
-        price = priced[index].amounts, name_region(trace, region), _elements(outputs), find_dtype(inputs, outputs)
+        dtype = find_dtype("", (), inputs, outputs)
+        price = priced[index].amounts, name_region(trace, region), _elements(outputs), dtype
         _add(entries, price, scope, phase, calls, groups.get(stack, ""))
     return Counts(metric, trace.modules, tuple(entries))
 
@@ -129,14 +131,6 @@ def _groups(trace: Trace) -> dict[int, str]:
     if not groups:
         return {}
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
-
-
-def find_dtype(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
-    """Return the dtype in which an op computes: of what it reads the first that is no whole number."""
-    specs = list(tensors_in(inputs)) or list(tensors_in(outputs))
-    if not specs:
-        return ""
-    return next((spec.dtype for spec in specs if spec.is_floating_point or spec.is_complex), specs[0].dtype)
 
 
 def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:

@@ -54,11 +54,8 @@ class TablePricer:
             if row is None:
                 return None
             return RegionAmounts((self._amount(self._table.price_module(row, module, signature)),), row.covers)
-        row = self._table.row(f"prim::PythonOp.{region.name}")
-        look_inside = not self._table.opaque if row is None else row.kind == "decompose"
-        if look_inside:
-            return None
-        return RegionAmounts((self._amount(self._table.price_function(region.name, signature)),))
+        price = self._table.price_function(region.name, signature)
+        return None if price is None else RegionAmounts((self._amount(price),))
 
     def _amount(self, price: Price) -> Amount:
         if self._metric == "flops":

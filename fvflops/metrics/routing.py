@@ -271,7 +271,7 @@ class _Walk:
         """Return the shares."""
         running = {scope[-1] for stack in self._trace.active if (scope := self._trace.scopes()[stack])}
         used = self._used | {
-            name for name in self._parameters if name not in self._told and name.rpartition(".")[0] in running
+            name for name in self._parameters if name not in self._told and self._computing_module(name) in running
         }
         stacks = {
             name: stack.share(self._elements(name)) for name, stack in self._stacks.items() if name not in self._whole
@@ -297,6 +297,15 @@ class _Walk:
             frozenset(self._looked_up - self._computing),
             frozenset(self._parameters) - used,
         )
+
+    def _computing_module(self, name: str) -> str | None:
+        """Return the nearest module above a parameter that has a forward: one that only keeps packed weights has none.
+
+        None, where no module has one.
+        """
+        places = self._trace.modules.places
+        above = (*modules_above(name), "")
+        return next((module for module in above if module in places and places[module].has_forward), None)
 
     def _laid_out(self, name: str) -> tuple[str, int]:
         return name.rpartition(".")[0], self._parameters[name].spec.shape[0]

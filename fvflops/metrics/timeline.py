@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from fvflops.metrics.counting import Amount, Pricer, RegionAmounts, find_covered, find_dtype, price_regions
+from fvflops.metrics.compute_dtype import find_dtype
+from fvflops.metrics.counting import Amount, Pricer, RegionAmounts, find_covered, price_regions
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.timeline import WEIGHTS, Frame, Item, Span, Timeline
 
@@ -104,7 +105,9 @@ class _Items:
             signature = self._trace.signatures[index]
             amounts = self._pricer.price_op(signature)
             nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.price_op(signature), "value")
-            item = Item("op", signature.op, None, *_describe(signature.inputs, signature.outputs))
+            item = Item(
+                "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
+            )
             number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(amounts)))
         return number
 
@@ -114,7 +117,7 @@ class _Items:
         if number is None:
             region, inputs, outputs = self._parts(index)
             kind, name = self._trace.regions[region]
-            item = Item(kind, name, region, *_describe(inputs, outputs))
+            item = Item(kind, name, region, *_describe("", (), inputs, outputs))
             if index in self._priced:
                 item = item._replace(**_price(self._priced[index].amounts))
             number = self._add(("exit", index), item)
@@ -137,8 +140,10 @@ class _Items:
         return number
 
 
-def _describe(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    return _name(inputs), _name(outputs), find_dtype(inputs, outputs)
+def _describe(
+    op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    return _name(inputs), _name(outputs), find_dtype(op, names, inputs, outputs)
 
 
 def _name(values: tuple[Value, ...]) -> tuple[str, ...]:

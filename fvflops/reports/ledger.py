@@ -11,6 +11,12 @@ from fvflops.units import format_quantity, format_thousands
 
 _NAMED = 5  # how many of the ops that a table leaves out are named; unknown ones are all named
 
+# Ops that a program gave torch's flop counter a formula for, and how its number is read.
+_REGISTERED = {
+    "registered_halved": "By register_flop_formula, two of whose flops are read as one multiply-add",
+    "registered": "By register_flop_formula, whose flops are flops, since the ops are elementwise",
+}
+
 
 def render(summary: Summary) -> str:
     """Return the ledger as a few lines of plain text, "" if nothing is known of table and op calls.
@@ -58,6 +64,9 @@ def list_sentences(summary: Summary, *, escape: Callable[[str], str] = names.sho
         more = len(omitted) - _NAMED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Sentence(f"Left out by the table: {', '.join(named)}{rest}."))
+    for key, what in _REGISTERED.items():
+        if key in summary.about:
+            sentences.append(Sentence(f"{what}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
             Sentence(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.", "doubt")

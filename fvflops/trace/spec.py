@@ -36,6 +36,8 @@ _ITEM_SIZES = {
     "quint4x2": 1,
     "quint2x4": 1,
 }
+# Two numbers in a byte: what parameters of bitsandbytes and of float4_e2m1fn_x2 stand for.
+_HALF_BYTES = frozenset({"nf4", "fp4", "float4_e2m1fn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,10 @@ class TensorSpec:
     """The shape, dtype, device and layout of a tensor.
 
     `shape` is in elements; `dtype`, `device` and `layout` are torch's names without the `torch.` in front.
-    `nnz` is the number of stored elements of a sparse tensor and None for every other layout.
+    `nnz` is the number of stored elements of a sparse tensor and None for every other layout. `values` are numbers in
+    the tensor that an op's cost depends on, where they are known: where packed sequences start, or of the mask of an
+    attention the one number of entries that are not hidden. Of a nested tensor, whose layout is "nested", `shape` has
+    the largest size of each dimension, and `values` are the sizes of each of its parts, one part after the other.
 
     >>> TensorSpec((2, 3), "float32").numel
     6
@@ -54,10 +59,13 @@ class TensorSpec:
     device: str = "cpu"
     layout: str = "strided"
     nnz: int | None = None
+    values: tuple[int, ...] | None = None
 
     @property
     def numel(self) -> int:
-        """The number of elements, 1 for a scalar tensor."""
+        """The number of elements, 1 for a scalar tensor; of a nested tensor those of its parts, without padding."""
+        if self.layout == "nested" and self.values is not None:
+            return sum(part.numel for part in self.parts())
         return math.prod(self.shape)
 
     @property
@@ -68,6 +76,8 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """The bytes of the elements; a dtype that this page does not know raises KeyError."""
+        if self.dtype in _HALF_BYTES:
+            return -(-self.numel // 2)
         return self.numel * _ITEM_SIZES[self.dtype]
 
     @property
@@ -79,6 +89,18 @@ class TensorSpec:
     def is_floating_point(self) -> bool:
         """Whether an element is a real floating-point number."""
         return self.dtype.startswith(("float", "bfloat"))
+
+    def parts(self) -> tuple[TensorSpec, ...]:
+        """Return the parts of a nested tensor, each as a batch of one; of every other tensor ().
+
+        >>> [part.shape for part in TensorSpec((2, 3, 4), layout="nested", values=(3, 4, 1, 4)).parts()]
+        [(1, 3, 4), (1, 1, 4)]
+        """
+        if self.layout != "nested" or self.values is None:
+            return ()
+        rank = self.ndim - 1
+        sizes = (self.values[index * rank : (index + 1) * rank] for index in range(self.shape[0]))
+        return tuple(TensorSpec((1, *size), self.dtype, self.device) for size in sizes)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -124,6 +146,8 @@ def encode_value(value: Value) -> Any:
             record["layout"] = value.layout
         if value.nnz is not None:
             record["nnz"] = value.nnz
+        if value.values is not None:
+            record["values"] = list(value.values)
         return record
     if isinstance(value, Symbol):
         return {"symbol": value.kind, "name": value.name}
@@ -153,6 +177,7 @@ def decode_value(record: Any) -> Value:
             record["device"],
             record.get("layout", "strided"),
             record.get("nnz"),
+            tuple(record["values"]) if "values" in record else None,
         )
     if "symbol" in record:
         return Symbol(record["symbol"], record["name"])

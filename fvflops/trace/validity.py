@@ -119,6 +119,7 @@ def _check_value(where: str, value: Value) -> None:
             _LARGEST,
         )
         _check_types(where, (value.dtype, value.device, value.layout), str)
+        _check_types(where, value.values or (), int)
         if math.prod(value.shape) >= _LARGEST:
             raise ValueError(f"{where} holds a tensor of the shape {_quote(value.shape)}")
     elif isinstance(value, Symbol):

@@ -1,0 +1,117 @@
+"""Read the few numbers that an op's cost depends on: where packed sequences start, and how many pairs a mask leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.trace import TensorSpec, Value
+
+# What torch, flash-attn and xFormers call the starts of packed sequences and the lengths of their keys in use.
+_LENGTHS = frozenset(
+    {
+        *("cum_seq_q", "cum_seq_k", "cu_seq_q", "cu_seq_k", "cu_seqlens_q", "cu_seqlens_k"),
+        *("seqstart_q", "seqstart_k", "seqused_q", "seqused_k", "seqlen_k"),
+    }
+)
+_MASKS = frozenset({"attn_mask", "attn_bias", "bias"})
+# Of longer lists the numbers are left alone: each sequence counts as the longest.
+_MOST = 1 << 16
+_REMEMBERED = 256
+
+# The numbers of each argument that has such, or None where they are not known.
+Values = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """An argument whose numbers an op's cost depends on: its position and name, and whether it is a mask."""
+
+    position: int
+    name: str
+    is_mask: bool
+
+
+def find_valued(op: str, names: Sequence[str]) -> tuple[Valued, ...]:
+    """Return the arguments of an op whose numbers its cost depends on, by their names; most ops have none."""
+    attends = "attention" in op or "attn" in op or "scaled_dot_product" in op
+    return tuple(
+        Valued(position, name, name in _MASKS)
+        for position, name in enumerate(names)
+        if name in _LENGTHS or (attends and name in _MASKS)
+    )
+
+
+def state_values(inputs: tuple[Value, ...], valued: Sequence[Valued], values: Values) -> tuple[Value, ...]:
+    """Return the inputs of a signature with the numbers that are known in the specs of their tensors."""
+    stated = list(inputs)
+    for argument, numbers in zip(valued, values, strict=True):
+        spec = stated[argument.position]
+        if numbers is not None and isinstance(spec, TensorSpec):
+            stated[argument.position] = replace(spec, values=numbers)
+    return tuple(stated)
+
+
+class ValueReader:
+    """Reads numbers of tensors, those of a mask once for as long as it is not changed.
+
+    `knows` says whether tensors hold the numbers that a real run would see.
+    """
+
+    def __init__(self, knows: Callable[[list[Any]], bool]) -> None:
+        self._knows = knows
+        self._masks: dict[tuple[Any, ...], tuple[ReferenceType[Any], int]] = {}
+
+    def read(self, valued: Sequence[Valued], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """Return the numbers of each of an op's arguments that has such: of a mask the one number of its pairs."""
+        return tuple(
+            self._read(
+                args[argument.position] if argument.position < len(args) else kwargs.get(argument.name),
+                is_mask=argument.is_mask,
+            )
+            for argument in valued
+        )
+
+    def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(tensor) or not self._knows([tensor]):
+            return None
+        if is_mask:
+            return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None
+        if tensor.ndim != 1 or tensor.numel() > _MOST or tensor.is_floating_point():
+            return None
+        with _disable_current_modes():
+            return tuple(tensor.tolist())
+
+    def _count_mask(self, mask: torch.Tensor) -> int:
+        """Return how many entries a mask leaves: true ones, and numbers that are above half of the dtype's lowest.
+
+        -inf hides a pair, and so does that lowest number, which models take for it.
+        """
+        storage = mask.untyped_storage()
+        version = -1 if mask.is_inference() else mask._version
+        key = id(storage), mask.storage_offset(), mask.shape, mask.stride(), mask.dtype, version
+        known = self._masks.get(key)
+        if known is not None and version >= 0 and known[0]() is storage:
+            return known[1]
+        repeats = 1
+        with _disable_current_modes():
+            few = mask.detach()
+            for dim, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+                if step == 0 and size > 1:  # one mask for all heads, or for all batches
+                    few, repeats = few.narrow(dim, 0, 1), repeats * size
+            left = few if few.dtype is torch.bool else few > torch.finfo(few.dtype).min / 2
+            count = int(torch.count_nonzero(left)) * repeats
+        if len(self._masks) >= _REMEMBERED:
+            self._masks.clear()
+        self._masks[key] = ref(storage), count
+        return count
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout is torch.strided and not tensor.is_nested and not wrapped

@@ -1,0 +1,75 @@
+"""The dtype in which an op computes, for `by_dtype` and for the peak that an op's time is compared with."""
+
+from __future__ import annotations
+
+from fvflops.trace import Symbol, TensorSpec, Value, tensors_in
+from fvflops.trace.signature import packet_of
+
+# Kernels that multiply int8 and scale the sums: their float arguments are scales, or are quantised first. Sources:
+# bitsandbytes 0.50.2, _ops.py; torchao 0.18.0, ops.py; ATen/native/quantized/cpu (FBGEMM and oneDNN), qlinear.cpp and
+# qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Not the dynamic linear layers of float16 weights, which
+# FBGEMM multiplies in float32.
+_INT8 = frozenset(
+    {
+        "aten::_dyn_quant_matmul_4bit",
+        "aten::fbgemm_linear_int8_weight",
+        "aten::fbgemm_linear_int8_weight_fp32_activation",
+        "aten::quantized_gru",
+        "aten::quantized_lstm",
+        "bitsandbytes::int8_linear_matmul",
+        "bitsandbytes::int8_mixed_scaled_mm",
+        "bitsandbytes::int8_scaled_mm",
+        "quantized::conv1d_dynamic",
+        "quantized::conv2d_dynamic",
+        "quantized::conv3d_dynamic",
+        "quantized::conv_transpose1d_dynamic",
+        "quantized::conv_transpose2d_dynamic",
+        "quantized::conv_transpose3d_dynamic",
+        "quantized::linear_dynamic",
+        "quantized::linear_relu_dynamic",
+        "quantized::linear_with_input_q_dq_qweight_dq_output_fp32",
+        "quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+        "quantized::quantized_gru_cell_dynamic",
+        "quantized::quantized_lstm_cell_dynamic",
+        "quantized::quantized_rnn_relu_cell_dynamic",
+        "quantized::quantized_rnn_tanh_cell_dynamic",
+        "torchao::da8w4_linear_cpu",
+    }
+)
+# Their weights may be float16, which FBGEMM multiplies in float32; of a GRU and a cell the arguments do not tell.
+_RECURRENT = frozenset({"aten::quantized_lstm"})
+_FLOAT16 = Symbol("dtype", "float16")
+# The argument whose dtype is that of the products, where a scale of another dtype stands before it or beside it.
+_OPERANDS = {
+    "onednn::qconv1d_pointwise": "qx",
+    "onednn::qconv2d_pointwise": "qx",
+    "onednn::qconv3d_pointwise": "qx",
+    "onednn::qconv_pointwise": "qx",
+    "onednn::qlinear_pointwise": "qx",
+    "torchao::qscaled_dot_product": "query",
+}
+
+
+def find_dtype(op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
+    """Return the dtype in which an op computes: of the tensors that it reads the first that is no whole number.
+
+    Quantising kernels are known by name. A region has no op: "".
+
+    >>> whole, scale = TensorSpec((4, 8), "int8"), TensorSpec((4,))
+    >>> find_dtype("mylib::scaled", ("A", "scale"), (whole, scale), ())
+    'float32'
+    >>> find_dtype("bitsandbytes::int8_scaled_mm", ("A", "row_stats"), (whole, scale), ())
+    'int8'
+    """
+    packet = packet_of(op)
+    if packet in _INT8 and not (packet in _RECURRENT and _FLOAT16 in inputs):
+        return "int8"
+    operand = _OPERANDS.get(packet)
+    if operand in names:
+        value = inputs[names.index(operand)]
+        if isinstance(value, TensorSpec):
+            return value.dtype
+    specs = list(tensors_in(inputs)) or list(tensors_in(outputs))
+    if not specs:
+        return ""
+    return next((spec.dtype for spec in specs if spec.is_floating_point or spec.is_complex), specs[0].dtype)
