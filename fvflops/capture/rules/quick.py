@@ -346,6 +346,7 @@ QUICK: dict[str, _Rule] = {
     "aten::roll": rearrange,
     "aten::scaled_dot_product_attention": attend,
     "aten::sum.dim_IntList": reduce,
+    "aten::threshold_backward": lambda grad_output, self, threshold: pairwise(self, grad_output),  # the kernel's order
 }
 
 
