@@ -25,29 +25,13 @@ from fvflops.capture.signature import tensors_of
 from fvflops.metrics import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.models import MODELS, build_case
-from tests.traces import OPEN, PRICER, add_up, differences, text_of, totals_of
+from tests.traces import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 # Cases in which torch takes another way for a tensor of a subclass than for a plain one. All of these ops are free.
 OTHER_WAYS: Mapping[str, frozenset[str]] = {
-    # Autograd remakes views of what was written to through a view: with as_strided, or by the calls that made them.
-    "in place, through views": frozenset(
-        f"aten::{op}"
-        for op in (
-            "as_strided",
-            "new_empty_strided",
-            "new_zeros",
-            "copy_",
-            "clone",
-            "slice",
-            "select",
-            "view",
-            "squeeze",
-            "select_backward",
-            "slice_backward",
-        )
-    ),
+    "in place, through views": WAYS_OF_VIEWS,
     # A parameter made of a tensor of a subclass is a detached alias of it.
     "a module made inside": frozenset({"aten::detach"}),
     # Looks for values that are out of range, and then scatters ones or compares.

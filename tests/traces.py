@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,26 @@ OPEN: Mapping[str, tuple[frozenset[str], frozenset[int]]] = {
     "aten::_embedding_bag_backward": (frozenset({"offset2bag", "bag_size", "maximum_indices"}), frozenset()),
     "aten::_embedding_bag_dense_backward": (frozenset({"offset2bag", "bag_size", "maximum_indices"}), frozenset()),
 }
+
+
+# Autograd remakes views of what was written to through a view: of a subclass with as_strided, else by the calls that
+# made them. All of these ops are free.
+WAYS_OF_VIEWS = frozenset(
+    f"aten::{op}"
+    for op in (
+        "as_strided",
+        "new_empty_strided",
+        "new_zeros",
+        "copy_",
+        "clone",
+        "slice",
+        "select",
+        "view",
+        "squeeze",
+        "select_backward",
+        "slice_backward",
+    )
+)
 
 
 def add_up(out: Any) -> torch.Tensor:
@@ -84,7 +104,13 @@ def text_of(value: Value) -> str:
     return f"({', '.join(map(text_of, value))})" if isinstance(value, tuple) else str(value)
 
 
-def differences(shapes: Trace, real: Trace, *, other_ways: frozenset[str] = frozenset()) -> list[str]:
+def differences(
+    shapes: Trace,
+    real: Trace,
+    *,
+    other_ways: frozenset[str] = frozenset(),
+    about: Sequence[str] = ("vocabulary", "torch", "inputs"),
+) -> list[str]:
     """Return one line for each thing that two traces do not agree in; calls of `other_ways` need only be free."""
     lines: list[str] = []
     for name, one, other in (("shapes", shapes, real), ("real", real, shapes)):
@@ -95,7 +121,7 @@ def differences(shapes: Trace, real: Trace, *, other_ways: frozenset[str] = froz
                 call = f"{signature.op} {text_of(signature.inputs)} -> {text_of(signature.outputs)}"
                 lines.append(f"only {name}: {number}× {call} in {where!r}, {phase}")
         lines += [f"only {name}: {number}× {item}" for item, number in (regions_of(one) - regions_of(other)).items()]
-    for part in ("vocabulary", "torch", "inputs"):
+    for part in about:
         if shapes.about[part] != real.about[part]:
             lines.append(f"{part}: {shapes.about[part]} and {real.about[part]}")
     if not other_ways and shapes.decomposed != real.decomposed:
