@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -11,13 +11,12 @@ from fvflops import FlopCountAnalysis, record_call
 from fvflops.capture.block_mask import count_mask, count_pairs
 from fvflops.formulas.attention import SKIPS, count_band
 from fvflops.trace import Signature, TensorSpec
-from tests.random_cases import random_cases
 from tests.tables import TableFolder
 
 B, H, D, Dv = 2, 3, 8, 5
 ACTUAL = f"extends: default\nconstants: {{{SKIPS}: 1}}\n"
 
-cases = random_cases(60)
+cases = settings(max_examples=60)  # the rest is the profile's
 lengths = st.integers(1, 9)
 widths = st.none() | st.integers(0, 10)
 
