@@ -1,11 +1,17 @@
-"""What every test needs: one thread in each of several workers, torchvision's schemas before its import, no colours."""
+"""What every test needs: one thread in each of several workers, torchvision's schemas before its import, no colours,
+and the same random numbers and cases of property tests in every run.
+"""
 
 import gc
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
+from tests import random_cases  # noqa: F401  its profiles
 from tests.torchvision_schemas import define_torchvision_schemas
 
 # Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
@@ -14,8 +20,28 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 define_torchvision_schemas()
+settings.load_profile("fixed")  # before the tests are imported; --hypothesis-profile is read later and wins
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # set by some CI systems, inherited by the commands that tests start
     os.environ.pop(name, None)
+
+
+def draw_the_same_numbers() -> None:
+    """Seed torch, NumPy and Python, so that a test draws what it draws alone, in any order and in any worker."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def pytest_collectstart(collector):
+    draw_the_same_numbers()
+
+
+def pytest_runtest_setup(item):
+    draw_the_same_numbers()
+
+
+def pytest_runtest_call(item):
+    draw_the_same_numbers()
 
 
 @pytest.fixture(scope="module", autouse=True)

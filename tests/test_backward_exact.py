@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -18,11 +18,12 @@ from tests.oracle.gradient_claim import check_gradients
 from tests.oracle.losses import flat
 from tests.oracle.number import Tally, values
 from tests.oracle.products import linear_backward
+from tests.random_cases import random_cases
 from tests.test_oracle_convolution import deform
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=5, derandomize=True, deadline=None)
+cases = random_cases(5)
 sources = st.builds(Source, st.integers(0, 9999))
 small = st.integers(1, 2)
 sizes = st.integers(1, 3)

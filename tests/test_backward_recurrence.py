@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -11,10 +11,11 @@ from fvflops.capture.signature import describe_call
 from tests.oracle import recurrence
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.number import Tally
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=10, derandomize=True, deadline=None)
+cases = random_cases(10)
 sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 3)
 

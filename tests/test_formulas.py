@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -95,7 +95,6 @@ def test_matmul_takes_vectors(left, right, macs):
     lengths=st.tuples(st.integers(-2, 3), st.integers(-2, 3)),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
 )
-@settings(deadline=None)
 def test_matmul_is_the_products_it_decomposes_into(batch, ones, lengths, sizes):
     m, k, n = sizes
     shapes = []

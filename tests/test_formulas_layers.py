@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -70,7 +70,6 @@ def test_an_lstms_kernel_and_its_backward():
     st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4),
     st.integers(1, 4),
 )  # fmt: skip
-@settings(deadline=None)
 def test_attention_is_its_two_products(B, groups, Hk, Q, K, D, Dv):
     query, key, value = meta(B, Hk * groups, Q, D), meta(B, Hk, K, D), meta(B, Hk, K, Dv)
     whole = price("scaled_dot_product_attention", args=(query, key, value), enable_gqa=groups > 1)

@@ -21,7 +21,7 @@ from tests.tables import TableFolder
 B, H, D, Dv = 2, 3, 8, 5
 ACTUAL = f"extends: default\nconstants: {{{SKIPS}: 1}}\n"
 
-cases = settings(max_examples=60, derandomize=True, deadline=None)
+cases = settings(max_examples=60)  # the rest is the profile's
 lengths = st.integers(1, 9)
 widths = st.none() | st.integers(0, 10)
 

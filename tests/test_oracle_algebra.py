@@ -10,18 +10,19 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops import FlopCountAnalysis
 from tests.oracle import algebra
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_product
 from tests.oracle.number import Tally, values
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
 dtypes = st.sampled_from([torch.float64, torch.float64, torch.complex128])
-cases = settings(max_examples=15, derandomize=True, deadline=None)
+cases = random_cases(15)
 sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 5)
 

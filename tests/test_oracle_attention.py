@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import attention
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_product, check_results
 from tests.oracle.number import Tally
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=15, derandomize=True, deadline=None)
+cases = random_cases(15)
 sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 3)
 scales = st.sampled_from([None, None, 0.7, 1.0])

@@ -5,17 +5,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.oracle import convolution
 from tests.oracle.claim import Source, check_counts, check_product, check_results
 from tests.oracle.convolution import Window
 from tests.oracle.number import Tally
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=15, derandomize=True, deadline=None)
+cases = random_cases(15)
 sources = st.builds(Source, st.integers(0, 9999))
 small = st.integers(1, 2)
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

@@ -2,16 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import norms, pooling, reductions, resampling
-from tests.oracle.claim import check_claim, check_tally, compare_results, drawn, random_cases
+from tests.oracle.claim import check_claim, check_tally, compare_results, drawn
 from tests.oracle.losses import flat
 from tests.oracle.number import Tally, values
+from tests.random_cases import random_cases
 
 F = torch.nn.functional
 aten = torch.ops.aten
+
+cases = random_cases(20)
 
 seeds = st.integers(0, 10**6)
 few = st.integers(1, 3)
@@ -34,7 +37,7 @@ def given_or_none(tensors, flags):
 affine = st.sampled_from(((True, True), (True, False), (False, False)))
 
 
-@random_cases
+@cases
 @given(few, st.integers(1, 6), seeds, affine)
 def test_layer_norm(m, n, seed, flags):
     x = drawn(seed, m, n)
@@ -53,7 +56,7 @@ def test_layer_norm(m, n, seed, flags):
     check_claim(rms, lambda a, *s: F.rms_norm(a, (n,), *fill(s), eps=EPS), x, *chosen)
 
 
-@random_cases
+@cases
 @given(few, few, few, st.integers(2, 3), seeds, affine)
 def test_group_norm(n, groups, per_group, l, seed, flags):
     c = groups * per_group
@@ -75,7 +78,7 @@ def test_group_norm(n, groups, per_group, l, seed, flags):
     check_claim(program, lambda a, *s: F.group_norm(a, groups, *fill(s), eps=EPS), x, *chosen)
 
 
-@random_cases
+@cases
 @given(few, few, st.integers(2, 3), seeds, affine)
 def test_instance_norm(n, c, l, seed, flags):
     x = drawn(seed, n, c, l)
@@ -91,7 +94,7 @@ def test_instance_norm(n, c, l, seed, flags):
     check_claim(program, lambda a, *s: F.instance_norm(a, None, None, *fill(s), eps=EPS), x, *chosen)
 
 
-@random_cases
+@cases
 @given(few, few, few, seeds, affine, st.booleans())
 def test_batch_norm(n, c, l, seed, flags, running):
     n += 1
@@ -139,7 +142,7 @@ def statistics_of(groups):
     return groups.mean(1), (groups.var(1, correction=0) + EPS).rsqrt()
 
 
-@random_cases
+@cases
 @given(few, st.integers(1, 6), seeds, st.booleans(), masks)
 def test_layer_norm_backward(m, n, seed, weighted, mask):
     mask = mask if weighted else (True, False, False)
@@ -158,7 +161,7 @@ def test_layer_norm_backward(m, n, seed, weighted, mask):
     check_claim(wanted(program, mask), wanted(function, mask), g, x, mean, inverse, *chosen)
 
 
-@random_cases
+@cases
 @given(few, few, few, few, seeds, st.booleans(), masks)
 def test_group_norm_backward(n, groups, per_group, l, seed, weighted, mask):
     c = groups * per_group
@@ -185,7 +188,7 @@ def test_group_norm_backward(n, groups, per_group, l, seed, weighted, mask):
     check_claim(wanted(program, mask), wanted(function, mask), *tensors, *chosen)
 
 
-@random_cases
+@cases
 @given(few, few, few, seeds, st.booleans(), st.booleans(), masks)
 def test_batch_norm_backward(n, c, l, seed, training, weighted, mask):
     mask = mask if weighted else (True, False, False)
@@ -218,7 +221,7 @@ def test_batch_norm_backward(n, c, l, seed, training, weighted, mask):
 
 
 @pytest.mark.skipif(not hasattr(aten, "_fused_rms_norm_backward"), reason="this torch has no such op")
-@random_cases
+@cases
 @given(few, st.integers(1, 6), seeds, st.booleans())
 def test_rms_norm_backward(m, n, seed, weighted):
     g, x = drawn(seed, m, n), drawn(seed + 1, m, n)
@@ -253,7 +256,7 @@ def expected_rms_gradients(g, x, n, chosen):
     return [leaf.grad for leaf in leaves]
 
 
-@random_cases
+@cases
 @given(few, st.integers(1, 5), few, seeds)
 def test_unit_rows(n, c, l, seed):
     x, y = drawn(seed, n, c, l), drawn(seed + 1, n, c, l)
@@ -277,7 +280,7 @@ def test_unit_rows(n, c, l, seed):
     check_claim(brought, lambda v, g: torch._weight_norm(v, g, 0), v, length)
 
 
-@random_cases
+@cases
 @given(few, st.integers(1, 5), few, st.integers(1, 4), seeds)
 def test_local_response_norm(n, c, l, size, seed):
     x = drawn(seed, n, c, l)
@@ -312,7 +315,7 @@ def over_samples(program):
     ]
 
 
-@random_cases
+@cases
 @given(pools(dilated=True), seeds)
 def test_max_pool(case, seed):
     lead, sizes, kernel, stride, padding, dilation, ceil = case
@@ -336,7 +339,7 @@ def test_max_pool(case, seed):
     )
 
 
-@random_cases
+@cases
 @given(pools(), seeds, st.booleans(), st.sampled_from((None, 3)))
 def test_avg_pool(case, seed, include, override):
     lead, sizes, kernel, stride, padding, _, ceil = case
@@ -361,7 +364,7 @@ def test_avg_pool(case, seed, include, override):
     )
 
 
-@random_cases
+@cases
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3), seeds)
 def test_adaptive_pools(axes, seed):
     sizes, results = zip(*axes, strict=True)
@@ -381,7 +384,7 @@ def test_adaptive_pools(axes, seed):
     check_claim(backward, lambda g, a, chosen: getattr(aten, f"{name % 'max'}_backward")(g, a, chosen), g, x, chosen)
 
 
-@random_cases
+@cases
 @given(pools(), seeds)
 def test_lp_pool(case, seed):
     lead, sizes, kernel, stride, *_ = case
@@ -394,7 +397,7 @@ def test_lp_pool(case, seed):
     check_claim(program, lambda a: function(a, 4.0, size, step), x)
 
 
-@random_cases
+@cases
 @given(few, st.lists(st.integers(2, 4), min_size=1, max_size=3), st.data(), seeds)
 def test_padding_backward(n, sizes, data, seed):
     # Padding copies, so its gradient adds every element to that which it was copied from.
@@ -445,20 +448,20 @@ def check_resampling(case, seed, taps, mode, corners):
     check_claim(backward, lambda g: function(g, results, (1, 2, *sizes), *more), g)
 
 
-@random_cases
+@cases
 @given(resizings((1, 2, 3)), seeds)
 def test_nearest_resampling(case, seed):
     check_resampling(case, seed, resampling.nearest_taps, "nearest", False)
 
 
-@random_cases
+@cases
 @given(resizings((1, 2, 3)), seeds)
 def test_linear_resampling(case, seed):
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(case[0])]
     check_resampling(case, seed, resampling.linear_taps, mode, True)
 
 
-@settings(random_cases, max_examples=8)  # torch takes half a second for the shape of each result
+@random_cases(8)  # torch takes half a second for the shape of each result
 @given(resizings((2,)), seeds)
 def test_cubic_resampling(case, seed):
     check_resampling(case, seed, resampling.cubic_taps, "bicubic", True)
@@ -471,7 +474,7 @@ def samplings(draw):
     return tuple(tuple(draw(st.lists(st.integers(low, 4), min_size=d, max_size=d))) for low in (2, 1))
 
 
-@random_cases
+@cases
 @given(
     samplings(),
     seeds,
@@ -492,7 +495,7 @@ def test_grid_sample(case, seed, mode, padding, align):
     check_claim(program, lambda a, g: F.grid_sample(a, g, mode, padding, align), x, grid)
 
 
-@random_cases
+@cases
 @given(
     samplings(),
     seeds,
@@ -514,7 +517,7 @@ def test_grid_sample_backward(case, seed, mode, padding, align):
     check_claim(program, lambda g, a, b: backward(g, a, b, *numbers, align, (True, True)), g, x, grid)
 
 
-@random_cases
+@cases
 @given(few, few, st.tuples(few, few), st.integers(1, 2), st.booleans(), seeds)
 def test_roi_align(channels, boxes, pooled, sampling, aligned, seed):
     # torchvision's op has a schema here, but no kernel: a second definition, with tensors, stands for its result.

@@ -12,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import losses, optimizers, pointwise, reductions
-from tests.oracle.claim import check_claim, drawn, random_cases
+from tests.oracle.claim import check_claim, drawn
 from tests.oracle.losses import REDUCTIONS, loss
 from tests.oracle.number import Complex
 from tests.oracle.pointwise import each, elementwise, scalar, with_coefficients
 from tests.oracle.reductions import over, rows
+from tests.random_cases import random_cases
 
 F = torch.nn.functional
 aten = torch.ops.aten
+
+cases = random_cases(20)
 
 few = st.integers(1, 3)
 sizes = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)
@@ -60,7 +63,7 @@ def test_an_op_that_the_table_does_not_know_is_seen():
         check_claim(lambda tally, x: x, torch.ops.oracle.twice, drawn(0, 2), compare=False)
 
 
-@random_cases
+@cases
 @given(broadcast_shapes(3), seeds, coefficients)
 def test_arithmetic(shapes, seed, factor):
     x, y, z = (drawn(seed + place, *shape) for place, shape in enumerate(shapes))
@@ -90,7 +93,7 @@ def test_arithmetic(shapes, seed, factor):
     check_claim(elementwise(with_coefficients(pointwise.lerp, 0.3)), lambda a, b: torch.lerp(a, b, 0.3), x, y)
 
 
-@random_cases
+@cases
 @given(broadcast_shapes(2), seeds)
 def test_quotients_and_lengths(shapes, seed):
     x, y = (drawn(seed + place, *shape, low=0.1) for place, shape in enumerate(shapes))
@@ -108,7 +111,7 @@ def test_quotients_and_lengths(shapes, seed):
     check_claim(elementwise(lambda a: -a * pointwise.log(a)), torch.special.entr, x)
 
 
-@random_cases
+@cases
 @given(few, st.integers(2, 4), seeds)
 def test_sums_of_neighbours(n, m, seed):
     x, y = drawn(seed, n, m), drawn(seed + 1, n, m)
@@ -130,7 +133,7 @@ def test_sums_of_neighbours(n, m, seed):
     )
 
 
-@random_cases
+@cases
 @given(sizes, seeds)
 def test_arithmetic_of_one_number(shape, seed):
     x = drawn(seed, *shape)
@@ -186,7 +189,7 @@ ELEMENTARY = {
 }
 
 
-@random_cases
+@cases
 @given(sizes, seeds)
 def test_elementary_functions(shape, seed):
     x = drawn(seed, *shape, low=0.1, high=0.9)
@@ -196,7 +199,7 @@ def test_elementary_functions(shape, seed):
         check_claim(elementwise(lambda a, k=kind, f=function: a.call(k, f)), getattr(torch, name), argument)
 
 
-@random_cases
+@cases
 @given(broadcast_shapes(2), seeds)
 def test_powers(shapes, seed):
     x, y = (drawn(seed + place, *shape, low=0.1) for place, shape in enumerate(shapes))
@@ -207,7 +210,7 @@ def test_powers(shapes, seed):
     check_claim(elementwise(reductions.log_add_exp), torch.logaddexp, x, y)
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from((1.0, 0.5)))
 def test_activations(shape, seed, factor):
     x = drawn(seed, *shape, low=-5, high=5)
@@ -241,7 +244,7 @@ def test_activations(shape, seed, factor):
     check_claim(elementwise(with_coefficients(pointwise.logit, 0.2)), partial(torch.logit, eps=0.2), share)
 
 
-@random_cases
+@cases
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), seeds)
 def test_gates_and_learnt_slopes(n, c, l, seed):
     both, slopes = drawn(seed, n, 2 * c, l), drawn(seed, 2 * c)
@@ -278,7 +281,7 @@ def parted(results, count):
     return [each(itemgetter(place), results) for place in range(count)]
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from((1.0, 0.5)))
 def test_activations_backward(shape, seed, factor):
     g, x = drawn(seed, *shape), drawn(seed + 1, *shape, low=-5, high=5)
@@ -311,7 +314,7 @@ def test_activations_backward(shape, seed, factor):
     check_claim(elementwise(pointwise.log_sigmoid_backward), aten.log_sigmoid_backward, g, x, (-x.abs()).exp())
 
 
-@random_cases
+@cases
 @given(broadcast_shapes(2), seeds)
 def test_complex_numbers(shapes, seed):
     z, w = (
@@ -354,7 +357,7 @@ def reduced(draw):
     return tuple(shape), tuple(sorted(dims))
 
 
-@random_cases
+@cases
 @given(reduced(), seeds, st.booleans(), st.integers(0, 1))
 def test_reductions(case, seed, keep, correction):
     shape, dims = case
@@ -386,7 +389,7 @@ def by_rows(grid, shape, dims):
     return [[numbers[place] for place in row] for row in order]
 
 
-@random_cases
+@cases
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
 def test_reductions_over_one_or_all_dimensions(shape, seed, data):
     x = drawn(seed, *shape)
@@ -432,7 +435,7 @@ def kept(program, shape, dim):
     return kept_program
 
 
-@random_cases
+@cases
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
 def test_softmax(shape, seed, data):
     x, g = drawn(seed, *shape), drawn(seed + 1, *shape)
@@ -453,7 +456,7 @@ def test_softmax(shape, seed, data):
     )
 
 
-@random_cases
+@cases
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
 def test_running_sums(shape, seed, data):
     x = drawn(seed, *shape)
@@ -469,7 +472,7 @@ def test_running_sums(shape, seed, data):
         check_claim(kept(program, shape, dim), lambda a, function=function: function(a, dim=dim), x)
 
 
-@random_cases
+@cases
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds)
 def test_what_is_free(shape, seed):
     x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
@@ -498,7 +501,7 @@ def test_what_is_free(shape, seed):
 # --- numbers gathered and scattered -----------------------------------------------------------------------------------
 
 
-@random_cases
+@cases
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), seeds, coefficients)
 def test_scattered_sums(rows_, columns, count_, seed, factor):
     x, y = drawn(seed, rows_, columns), drawn(seed + 1, count_, columns)
@@ -537,7 +540,7 @@ def test_scattered_sums(rows_, columns, count_, seed, factor):
     check_claim(from_zero, lambda g, i: aten.embedding_dense_backward(g, i, rows_, -1, False), y, index)
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from((0.25, 0.5)))
 def test_dropout(shape, seed, share):
     x = drawn(seed, *shape)
@@ -558,7 +561,7 @@ def test_dropout(shape, seed, share):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from(REDUCTIONS), coefficients)
 def test_losses_of_elements(shape, seed, reduction, factor):
     x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
@@ -604,7 +607,7 @@ def test_losses_of_elements(shape, seed, reduction, factor):
         )
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from(REDUCTIONS), coefficients)
 def test_losses_of_elements_backward(shape, seed, reduction, factor):
     x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
@@ -645,7 +648,7 @@ def test_losses_of_elements_backward(shape, seed, reduction, factor):
         check_claim(elementwise(step), function, g, *tensors)
 
 
-@random_cases
+@cases
 @given(st.integers(1, 4), st.integers(2, 4), seeds, st.sampled_from(REDUCTIONS), st.sampled_from((0.0, 0.1)))
 def test_losses_of_classes(n, classes, seed, reduction, smoothing):
     x, weight = drawn(seed, n, classes), drawn(seed + 1, classes, low=0.1)
@@ -697,7 +700,7 @@ def test_losses_of_classes(n, classes, seed, reduction, smoothing):
     )
 
 
-@random_cases
+@cases
 @given(st.integers(1, 3), st.integers(1, 4), seeds, st.sampled_from(REDUCTIONS))
 def test_losses_of_rows(n, d, seed, reduction):
     x, y, z = (drawn(seed + place, n, d) for place in range(3))
@@ -717,7 +720,7 @@ def test_losses_of_rows(n, d, seed, reduction):
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 
-@random_cases
+@cases
 @given(
     st.lists(sizes, min_size=1, max_size=3),
     seeds,
@@ -771,7 +774,7 @@ def test_a_step_of_adam(shapes, seed, settings):
     check_claim(program, fused, *[tensor for each_ in lists for tensor in each_])
 
 
-@random_cases
+@cases
 @given(
     sizes,
     seeds,
@@ -812,7 +815,7 @@ def test_a_step_of_sgd(shape, seed, settings, first):
     check_claim(program, fused, *tensors)
 
 
-@random_cases
+@cases
 @given(sizes, seeds, st.sampled_from((0.0, 0.1)))
 def test_a_step_of_adagrad(shape, seed, decay):
     tensors = [drawn(seed + place, *shape, low=0.1) for place in range(3)]
@@ -831,7 +834,7 @@ def test_a_step_of_adagrad(shape, seed, decay):
     check_claim(program, fused, *tensors)
 
 
-@random_cases
+@cases
 @given(st.lists(sizes, min_size=1, max_size=3), seeds, coefficients)
 def test_lists_of_tensors(shapes, seed, factor):
     xs, ys, zs = (
@@ -884,7 +887,7 @@ def test_lists_of_tensors(shapes, seed, factor):
     )
 
 
-@random_cases
+@cases
 @given(sizes, seeds)
 def test_quantisation(shape, seed):
     x = drawn(seed, *shape).to(torch.float32)
@@ -917,7 +920,7 @@ def test_quantisation(shape, seed):
         )
 
 
-@random_cases
+@cases
 @given(st.integers(1, 4), st.integers(2, 4), seeds, st.sampled_from(REDUCTIONS))
 def test_losses_of_margins(n, classes, seed, reduction):
     x, y = drawn(seed, n, classes), drawn(seed + 1, n, classes)
@@ -944,7 +947,7 @@ def test_losses_of_margins(n, classes, seed, reduction):
         check_claim(margins, lambda a, t, w, function=function: function(a, t, weight=w), x, target, weight)
 
 
-@random_cases
+@cases
 @given(st.integers(2, 6))
 def test_evenly_spaced_numbers(steps):
     check_claim(

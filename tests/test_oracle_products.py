@@ -6,16 +6,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import products
 from tests.oracle.claim import Source, check_counts, check_product, check_results
 from tests.oracle.number import Tally
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=20, derandomize=True, deadline=None)
+cases = random_cases(20)
 sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 4)
 factors = st.sampled_from([1, 1, 2, 0.5])
@@ -194,7 +195,7 @@ EQUATIONS = (
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
-@settings(max_examples=5, derandomize=True, deadline=None)
+@random_cases(5)
 @given(sources, st.data())
 def test_einsum(equation, source, data):
     terms = equation.split("->")[0].split(",")
@@ -240,7 +241,7 @@ def test_cdist(source, m, n, k, p):
     )
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@random_cases(8)
 @given(sources, st.integers(26, 28), sizes, sizes)
 def test_cdist_by_product(source, m, n, k):
     """From 26 rows on, Euclidean distances are one matrix product."""
@@ -371,7 +372,7 @@ def test_sparse_mm(source, m, k, n, rows):
     check_counts(tally, torch.sparse.mm, stored, right)
 
 
-@settings(max_examples=5, derandomize=True, deadline=None)
+@random_cases(5)
 @given(sources, st.integers(1, 2), st.integers(1, 2), st.booleans())
 def test_scaled_mm(source, m, n, biased):
     a, b = (source(16 * rows, 16).to(torch.float8_e4m3fn) for rows in (m, n))

@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.capture.signature import describe_call
 from tests.oracle import recurrence
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_results
 from tests.oracle.number import Tally, values
+from tests.random_cases import random_cases
 
 aten = torch.ops.aten
 
-cases = settings(max_examples=12, derandomize=True, deadline=None)
+cases = random_cases(12)
 sources = st.builds(Source, st.integers(0, 9999))
 sizes = st.integers(1, 3)
 

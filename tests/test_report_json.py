@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.reports import REPORTS
@@ -51,7 +51,6 @@ def make_summaries(draw) -> Summary:
     )
 
 
-@settings(deadline=None)
 @given(summary=make_summaries())
 def test_json_comes_back_equal_and_in_order(summary):
     again = parse(REPORTS["json"](summary))
@@ -77,7 +76,6 @@ def test_json_takes_the_numbers_of_numpy():
         REPORTS["json"](Summary(NET.modules, {"flops": {"": object()}}))
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_damaged_json_is_refused_or_read_but_never_crashes(data):
     text = REPORTS["json"](NET)

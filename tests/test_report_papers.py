@@ -14,8 +14,9 @@ from shutil import which
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from torch import nn
 
 import fvflops
@@ -50,13 +51,26 @@ HOSTILE = [
     "$x^2_3$ #1 ~",
     "[9em]",
     "*",
+    "**",
+    "*x*",
+    "__x__",
+    "_",
+    "``",
     "--'',,``",
     '"quoted"',
+    " ",
+    "   ",
+    " x",
+    "x ",
+    "* x  y *",
+    "\\ ",
+    "\u00a0",
+    "\u3000x\u2003",
 ]
 NAMES = st.one_of(
     st.sampled_from(HOSTILE),
     st.text(st.characters(exclude_characters=".", exclude_categories=["Cs"]), min_size=1),
-    st.text("\\{}$&#^_~%<>|'\"`-,*[]", min_size=1),
+    st.text(" x\\{}$&#^_~%<>|'\"`-,*[]", min_size=1),
 )
 
 
@@ -101,12 +115,14 @@ def test_a_count_in_a_unit_is_right_to_three_figures_and_never_a_made_up_zero(co
 UNESCAPED = {f"\\{mark}": mark for mark in "{}$&#_%"} | {f"{{{mark}}}": mark for mark in "-,*[]"}
 UNESCAPED |= {f"\\text{word}{{}}": mark for word, mark in (("backslash", "\\"), ("less", "<"), ("greater", ">"))}
 UNESCAPED |= {f"\\text{word}{{}}": mark for word, mark in (("bar", "|"), ("asciitilde", "~"), ("asciicircum", "^"))}
-UNESCAPED |= {"\\textasciigrave{}": "`", "\\textquotesingle{}": "'", "{\\char34}": '"'}
+UNESCAPED |= {"\\textasciigrave{}": "`", "\\textquotesingle{}": "'", "{\\char34}": '"', "\\mbox{ }": " "}
 TOKEN = re.compile("|".join(map(re.escape, UNESCAPED)) + r"|([^\\{}$&#^_~%])", re.DOTALL)
 
 
 def read_text(latex: str) -> str:
-    """Return what LaTeX typesets of a cell; a mark that TeX would obey raises ValueError."""
+    """Return what LaTeX typesets of a cell; a mark that TeX would obey or a blank it would drop raises ValueError."""
+    if latex != latex.strip(" ") or "  " in latex:
+        raise ValueError(f"TeX drops a blank of {latex!r}")
     shown, place = [], 0
     while place < len(latex):
         found = TOKEN.match(latex, place)
@@ -120,6 +136,9 @@ def read_text(latex: str) -> str:
 def test_the_reader_of_latex_sees_a_mark_that_is_not_escaped():
     for text in ("a_b", "50%", "\\input{x}", "{", "x & y", "#1", "$"):
         with pytest.raises(ValueError, match="TeX obeys"):
+            read_text(text)
+    for text in (" ", " x", "x ", "x  y"):
+        with pytest.raises(ValueError, match="TeX drops"):
             read_text(text)
 
 
@@ -163,7 +182,6 @@ def split_row(line: str) -> list[str]:
     return [cell.strip(" ") for cell in re.split(r"(?<!\\)&", line.removesuffix(" \\\\"))]
 
 
-@settings(deadline=None)
 @given(name=NAMES)
 def test_latex_shows_any_name_as_text(name):
     assert read_text(escape_latex(name)) == show(name)
@@ -175,7 +193,7 @@ def test_latex_shows_any_name_as_text(name):
     assert len(table) == 10 and table[-1] == r"\end{tabular}"
     for row in (table[4], table[6]):
         cell, number = split_row(row)
-        assert (read_text(cell), number) == (show(name).strip(" "), "0.000000005")
+        assert (read_text(cell), number) == (show(name), "0.000000005")
         # After the end of a row LaTeX looks for a star or a length in brackets.
         assert not cell.startswith(("*", "["))
     warning = table[8].removeprefix(r"  \multicolumn{2}{l}{\footnotesize ").removesuffix(r"} \\")
@@ -229,17 +247,23 @@ def test_the_paper_table_in_markdown():
     ]
 
 
-@settings(deadline=None)
 @given(name=NAMES)
 def test_the_paper_table_shows_any_name_as_text(name):
-    markdown_it = pytest.importorskip("markdown_it")
-    renderer = markdown_it.MarkdownIt("gfm-like", {"linkify": False})
+    renderer = MarkdownIt("gfm-like", {"linkify": False})
     summary = name_everything(name)
     inlines = [token for token in renderer.parse(REPORTS["paper"](summary, depth=1)) if token.type == "inline"]
     cells = ["".join(child.content for child in inline.children) for inline in inlines]
     assert cells[:2] == ["Module", "FLOPs (G)"]
-    assert cells[2::2][:2] == [show(name).strip()] * 2 and cells[3::2][:2] == ["0.000000005"] * 2
+    assert cells[2::2][:2] == [show(name)] * 2 and cells[3::2][:2] == ["0.000000005"] * 2
+    strong, plain = ({child.type for child in inline.children} for inline in inlines[2::2][:2])
+    assert {"strong_open", "strong_close"} <= strong and plain <= {"text", "text_special"}
     assert cells[6:] == [f"Model: {show(name)}.", *ledger.render(summary).split("\n")]
+
+
+def test_a_class_without_a_name_is_the_model():
+    net = Summary(ModuleTree({"": ModuleInfo("", "", "")}), {"flops": {"": 5}})
+    assert "| **model** | 0.000000005 |" in REPORTS["paper"](net, depth=1)
+    assert r"  model & 0.000000005 \\" in REPORTS["latex"](net)
 
 
 def test_the_command_line_writes_both(capsys):

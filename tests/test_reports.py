@@ -18,7 +18,7 @@ from fvcore.nn import (
     flop_count_table,
     parameter_count_table,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ from fvflops.reports import REPORTS, parameters, pipe, table, terminal, tree
 from fvflops.reports.collapse import collapse
 from fvflops.trace import Summary
 from tests.fvcore_text import TAKES_OPTION, print_as_fvcore
+from tests.random_cases import random_cases
 from tests.summaries import make_deep, make_wide, read_modules, summarise
 
 
@@ -232,7 +233,7 @@ def make_analyses(draw, model: nn.Module) -> MadeAnalysis:
     return MadeAnalysis(model, dict(zip(names, values, strict=True)), uncalled)
 
 
-@settings(deadline=None, max_examples=200)
+@random_cases(200)
 @given(data=st.data(), depth=st.integers(0, 6), shapes=st.booleans(), with_activations=st.booleans())
 def test_made_up_counts_read_as_in_fvcore(data, depth, shapes, with_activations):
     model = data.draw(make_models())
@@ -249,7 +250,6 @@ CELLS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(data=st.data(), width=st.integers(1, 4))
 def test_a_pipe_table_is_what_tabulate_draws_when_it_keeps_blanks(data, width):
     rows = data.draw(st.lists(st.tuples(*[CELLS] * width), max_size=6))

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,6 +20,7 @@ from fvflops.trace.polynomial import Polynomial
 from fvflops.trace.scaling import Axis, ScalingError
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
+from tests.random_cases import random_cases
 
 
 def polynomial(variables: str, terms: dict) -> Polynomial:
@@ -54,7 +55,7 @@ def test_a_polynomial_is_evaluated_added_multiplied_and_written():
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.lists(st.integers(-9, 9), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
+@random_cases(30)
 def test_a_sum_over_lengths_is_the_sum(first, count, coefficients):
     law = polynomial("L", {(power,): factor for power, factor in enumerate(coefficients)})
     summed = law.sum_over("L", polynomial("P", {(1,): 1}), polynomial("N", {(1,): 1}))
@@ -70,7 +71,7 @@ SIZES = (Axis("a", 1, 40), Axis("b", 16, 4096), Axis("c", 3, 300, 3))
 
 
 @given(st.integers(1, 3), st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.integers(1, 10**9), max_size=5))
-@settings(max_examples=25, deadline=None)
+@random_cases(25)
 def test_any_polynomial_is_recovered(count, terms):
     axes = SIZES[:count]
     law = Polynomial.of([axis.name for axis in axes], {key[:count]: factor for key, factor in terms.items()})

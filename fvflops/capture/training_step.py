@@ -54,11 +54,13 @@ def record_step(
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()
+        session.pause()  # some optimizers make their state when they are made, which no step does
         complete = False
         try:
             for parameter in model.parameters():
                 parameter.grad = None
             made = [_make(item, model) for item in optimizers]
+            session.resume()
             args, kwargs = session.in_shapes((args, dict(kwargs)))
             with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
                 for _ in range(micro_batches):

@@ -29,6 +29,10 @@ _LATEX = {
     **{mark: "\\" + mark for mark in "{}$&#_%"},
     **{mark: "{" + mark + "}" for mark in "-,*[]"},
 }
+# Blanks that Markdown strips from a cell, and that end no emphasis (`** **`).
+_OUTER_BLANKS = re.compile("^ +| +$")
+# TeX drops blanks at the ends of a cell, and sets a run of them as one.
+_LOST_BLANKS = re.compile("^ +| +$|(?<= ) +")
 # What Excel, LibreOffice and Google Sheets take for the start of a formula, full-width forms included.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
@@ -38,9 +42,12 @@ def escape_markdown(name: str) -> str:
 
     >>> print(escape_markdown("layer_1.a|b<c>"), escape_markdown("_x_"))
     layer_1.a\\|b&lt;c&gt; \\_x\\_
+    >>> print(f"**{escape_markdown(' ')}**")
+    **&#32;**
     """
     text = _OUTER_UNDERSCORES.sub(lambda found: found.group().replace("_", "\0"), show(name))
-    return _MARKDOWN_MARK.sub(lambda found: _MARKDOWN[found.group()], text).replace("\0", "\\_")
+    text = _MARKDOWN_MARK.sub(lambda found: _MARKDOWN[found.group()], text).replace("\0", "\\_")
+    return _OUTER_BLANKS.sub(lambda found: "&#32;" * len(found.group()), text)
 
 
 def escape_latex(name: str) -> str:
@@ -49,7 +56,8 @@ def escape_latex(name: str) -> str:
     >>> print(escape_latex("layer_1.a%b"), escape_latex("{x}~"))
     layer\_1.a\%b \{x\}\textasciitilde{}
     """
-    return "".join(_LATEX.get(mark, mark) for mark in show(name))
+    text = "".join(_LATEX.get(mark, mark) for mark in show(name))
+    return _LOST_BLANKS.sub(lambda found: r"\mbox{ }" * len(found.group()), text)
 
 
 def neutralise_formula(name: str) -> str:

@@ -42,7 +42,7 @@ def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str
     check_view(by, ("module",), report)
     headings = [heading for heading in _COLUMNS if heading in summary.columns]
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
-    model = summary.about.get("model") or summary.modules.root.class_name
+    model = summary.about.get("model") or summary.modules.root.class_name or "model"
     rows = [
         (summary.label(place.name) or model, [_say(summary, heading, place.name) for heading in headings])
         for place in summary.modules.modules()

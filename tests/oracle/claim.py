@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from hypothesis import settings
 
 from fvflops import FlopCountAnalysis, FormulaTable, load_table
 from fvflops.formulas.row import COMPLEX_MULTIPLY_ADD
@@ -24,8 +23,6 @@ WEIGHTED = replace(EXACT, constants={**EXACT.constants, **{name: 1009 + 2 * i fo
 
 # One complex multiply-add is four real ones: `default` counts the one, the programs the four.
 _COMPLEX = 4
-
-random_cases = settings(max_examples=20, derandomize=True, deadline=None, database=None)
 
 
 def drawn(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> torch.Tensor:

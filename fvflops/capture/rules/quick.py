@@ -103,7 +103,7 @@ def convolution(
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if not fits or not _plain(input, weight, bias) or 0 in input.shape:
+    if not fits or not _plain(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
         return NotImplemented
     sizes = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
@@ -128,7 +128,7 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of input, weight and bias that are asked for."""
-    if not _plain(grad_output, input, weight) or transposed or 0 in input.shape:
+    if not _plain(grad_output, input, weight) or not _in_order(input, weight) or transposed or 0 in input.shape:
         return NotImplemented
     shapes = (input.shape, weight.shape, weight.shape[:1])
     return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
@@ -305,6 +305,17 @@ def attend(
     return torch.empty_like(query)
 
 
+def _in_order(*tensors: torch.Tensor) -> bool:
+    """Return whether strides are those of contiguous tensors over sizes of 1 too, and none of channels_last."""
+    for tensor in tensors:
+        step = 1
+        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
 _ALIKE = (
     "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish relu relu6 sigmoid silu softplus tanh exp log "
     "sqrt rsqrt sin cos neg erf"
@@ -346,6 +357,7 @@ QUICK: dict[str, _Rule] = {
     "aten::roll": rearrange,
     "aten::scaled_dot_product_attention": attend,
     "aten::sum.dim_IntList": reduce,
+    "aten::threshold_backward": lambda grad_output, self, threshold: pairwise(self, grad_output),  # the kernel's order
 }
 
 

@@ -14,6 +14,7 @@ from fvflops.capture.rules import (
     convolutions,
     detection,
     factorizations,
+    gradients,
     histograms,
     likenesses,
     losses,
@@ -54,6 +55,7 @@ CPU_RULES: dict[str, Rule] = {
     **factorizations.CPU_RULES,
     **likenesses.CPU_RULES,
     **normalization.CPU_RULES,
+    **gradients.CPU_RULES,
     **selections.CPU_RULES,
 }
 

@@ -1,0 +1,170 @@
+"""The strides of gradients by shapes and for real, for inputs and gradients that lie in memory in many ways."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvflops import record
+
+LINE, IMAGE, VOLUME = (2, 4, 6), (2, 4, 6, 6), (2, 4, 4, 6, 6)
+HEADS = (2, 2, 4, 8)
+ROWS = torch.tensor([1, 0])
+FIRST = torch.zeros(2, 2, 6, dtype=torch.long)
+LSTM, GRU = nn.LSTM(6, 3, batch_first=True), nn.GRU(6, 3, batch_first=True)
+YES = torch.ones(LINE, dtype=torch.bool)
+
+
+def contiguous(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def channels_last(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape[0], *shape[2:], shape[1]).movedim(-1, 1) if len(shape) > 2 else torch.randn(shape)
+
+
+def transposed(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(*shape[:-2], shape[-1], shape[-2]).mT if len(shape) > 1 else torch.randn(shape)
+
+
+def sliced(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
+
+
+def expanded(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(()).expand(shape)
+
+
+INPUTS = (contiguous, channels_last, transposed, sliced)
+GRADIENTS = (*INPUTS, expanded)
+
+_ACTIVATIONS = (
+    *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "SELU", "CELU", "Mish", "Softplus", "Softsign", "Hardswish"),
+    *("Hardsigmoid", "Hardtanh", "LeakyReLU", "LogSigmoid", "PReLU", "RReLU", "ReLU6", "Tanhshrink", "Softshrink"),
+    "Hardshrink",
+)
+_POOLS = {1: LINE, 2: IMAGE, 3: VOLUME}
+CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
+    **{name: (LINE, getattr(nn, name)()) for name in _ACTIVATIONS},
+    **{
+        f"{kind} over {dim}": (LINE, getattr(nn, kind)(dim))
+        for kind in ("Softmax", "LogSoftmax", "GLU")
+        for dim in (1, 2)
+    },
+    **{
+        f"{kind}Pool{axes}d": (shape, getattr(nn, f"{kind}Pool{axes}d")(2))
+        for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg")
+        for axes, shape in _POOLS.items()
+    },
+    **{
+        f"{mode} of an image": (IMAGE, lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode))
+        for mode in ("nearest", "nearest-exact", "area", "bilinear", "bicubic")
+    },
+    **{
+        f"{mode} with antialiasing": (
+            IMAGE,
+            lambda x, mode=mode: F.interpolate(x, size=(3, 4), mode=mode, antialias=True),
+        )
+        for mode in ("bilinear", "bicubic")
+    },
+    **{
+        f"padding, {mode}": (IMAGE, nn.Conv2d(4, 3, 3, padding=1, padding_mode=mode))
+        for mode in ("zeros", "circular", "reflect", "replicate")
+    },
+    **{
+        f"{name} loss": (LINE, lambda x, loss=loss: loss(x, torch.ones(LINE), reduction="none"))
+        for name, loss in {
+            "mse": F.mse_loss,
+            "huber": F.huber_loss,
+            "smooth": F.smooth_l1_loss,
+            "l1": F.l1_loss,
+        }.items()
+    },
+    "linear of a signal": (LINE, lambda x: F.interpolate(x, scale_factor=2, mode="linear")),
+    "trilinear": (VOLUME, lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
+    "threshold": (LINE, nn.Threshold(0.1, 0.2)),
+    "layer norm": (LINE, nn.LayerNorm(6)),
+    "layer norm of an image": (IMAGE, nn.LayerNorm([6, 6], elementwise_affine=False)),
+    "RMS norm": (LINE, nn.RMSNorm(6)),
+    "group norm": (IMAGE, nn.GroupNorm(2, 4)),
+    "batch norm 1d": (LINE, nn.BatchNorm1d(4)),
+    "batch norm": (IMAGE, nn.BatchNorm2d(4)),
+    "batch norm, eval": (IMAGE, nn.BatchNorm2d(4).eval()),
+    "batch norm 3d": (VOLUME, nn.BatchNorm3d(4)),
+    "instance norm": (IMAGE, nn.InstanceNorm2d(4, affine=True)),
+    "local response": (IMAGE, nn.LocalResponseNorm(2)),
+    "linear": (LINE, nn.Linear(6, 5)),
+    "dropout": (LINE, nn.Dropout(0.3)),
+    "convolution 1d": (LINE, nn.Conv1d(4, 3, 2)),
+    "convolution by channel": (IMAGE, nn.Conv2d(4, 4, 3, groups=4)),
+    "convolution 1 × 1": (IMAGE, nn.Conv2d(4, 3, 1)),
+    "convolution 3d": (VOLUME, nn.Conv3d(4, 3, 2)),
+    "transposed convolution": (IMAGE, nn.ConvTranspose2d(4, 3, 2, stride=2)),
+    "channel shuffle": (IMAGE, nn.ChannelShuffle(2)),
+    "pixel shuffle": (IMAGE, nn.PixelShuffle(2)),
+    "pixel unshuffle": (IMAGE, nn.PixelUnshuffle(2)),
+    "unfold": (IMAGE, lambda x: F.unfold(x, 2)),
+    "grid sample": (IMAGE, lambda x: F.grid_sample(x, torch.zeros(2, 3, 3, 2))),
+    "unpool": (IMAGE, lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+    "cumsum": (LINE, lambda x: x.cumsum(1)),
+    "cumprod": (LINE, lambda x: x.cumprod(1)),
+    "sort": (LINE, lambda x: x.sort(1)[0]),
+    "topk": (LINE, lambda x: x.topk(2, 1)[0]),
+    "gather": (LINE, lambda x: x.gather(1, FIRST)),
+    "index": (LINE, lambda x: x[:, ROWS]),
+    "index_select": (LINE, lambda x: x.index_select(1, ROWS)),
+    "scatter": (LINE, lambda x: x.scatter(1, FIRST, x[:, :2] * 2)),
+    "masked_fill": (LINE, lambda x: x.masked_fill(YES, 0)),
+    "where": (LINE, lambda x: torch.where(YES, x, x * 2)),
+    "cat": (LINE, lambda x: torch.cat([x, x], 1)),
+    "std": (LINE, lambda x: x.std(1)),
+    "logsumexp": (LINE, lambda x: x.logsumexp(1)),
+    "amax": (LINE, lambda x: x.amax(1)),
+    "prod": (LINE, lambda x: x.prod(1)),
+    "normalize": (LINE, lambda x: F.normalize(x, dim=1)),
+    "cdist": (LINE, lambda x: torch.cdist(x, x * 2)),
+    "bmm": (LINE, lambda x: torch.bmm(x, x.mT)),
+    "einsum": (LINE, lambda x: torch.einsum("abc,abd->acd", x, x)),
+    "attention": (HEADS, lambda x: F.scaled_dot_product_attention(x, x, x)),
+    "attention with a mask": (HEADS, lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(4, 4))),
+    "rfft": (LINE, lambda x: torch.fft.rfft(x, dim=1).abs()),
+    "LSTM": (LINE, lambda x: LSTM(x)[0]),
+    "GRU": (LINE, lambda x: GRU(x)[0]),
+}
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides over sizes above 1: over others they say nothing."""
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def differentiate(execution: str, name: str) -> dict[str, list[tuple[int, ...]]]:
+    """Return, by the layouts of input and gradient, the strides of the gradients of the input and of the parameters."""
+    shape, function = CASES[name]
+    result = function(contiguous(shape)).shape
+    parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
+    found = {}
+    with record(None, execution=execution):
+        for lay, lay_gradient in itertools.product(INPUTS, GRADIENTS):
+            x = lay(shape).requires_grad_()
+            gradients = torch.autograd.grad(function(x), [x, *parameters], lay_gradient(result))
+            told = f"{lay.__name__} input, {lay_gradient.__name__} gradient"
+            found[told] = [strides_of(item) for item in gradients]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_lie_in_memory_as_those_of_a_real_run(name: str):
+    assert differentiate("shapes", name) == differentiate("real", name)
+
+
+def test_the_layouts_are_what_they_are_called():
+    assert [lay(LINE).stride() for lay in GRADIENTS] == [(24, 6, 1), (24, 1, 4), (24, 1, 4), (48, 12, 2), (0, 0, 0)]
+    assert channels_last(IMAGE).is_contiguous(memory_format=torch.channels_last)
+    assert strides_of(torch.empty(3, 1, 2)) == (2, 1)
