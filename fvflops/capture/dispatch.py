@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.real_calls import RealCalls
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
@@ -128,7 +129,7 @@ class RecordingMode(WrapperAware):
         if self._undo_log is not None:
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
-        with _disable_current_modes():
+        with deferred(), _disable_current_modes():
             run()
         self.recorder.call(schema, inputs, (), kwargs, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fvflops.capture.recorder import OUTSIDE, Recorder
-from fvflops.capture.restore import Containers
+from fvflops.capture.restore import Containers, restore_all
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
 from fvflops.trace import Region
@@ -121,8 +121,7 @@ class OptimizerStates:
 
     def restore(self) -> None:
         """Put back what the optimizers held."""
-        for _, before in self._kept.values():
-            before.restore()
+        restore_all(((Containers.restore, [before for _, before in self._kept.values()]),))
 
     def _known(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
@@ -184,9 +183,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
             while strand.steps.pop().optimizer is not optimizer:
                 pass
 
-    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
-    try:
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(begin).remove)
+        stack.callback(register_optimizer_step_post_hook(end).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

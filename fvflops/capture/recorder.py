@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
+from fvflops.capture.interrupts import weak_callback
 from fvflops.capture.lines import LocatedEvents
 from fvflops.capture.meter import Meter
 from fvflops.capture.owners import Owners
@@ -536,6 +537,7 @@ class Recorder(Strand):
         self._watches[id(watch)] = watch, key, index, nbytes
         return index
 
+    @weak_callback
     def _gone(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
             _, key, index, nbytes = self._watches.pop(id(watch))

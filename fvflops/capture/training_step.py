@@ -14,10 +14,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from fvflops.capture.interrupts import deferred, is_interrupt
 from fvflops.capture.model import describe_inputs
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, uncollected, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
+from fvflops.capture.torch_state import model_runs
 from fvflops.trace import StopsAt, Trace
 
 # An optimizer, or what makes one of parameters: a class, or a partial of one.
@@ -48,7 +50,7 @@ def record_step(
     the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
     A step that needs a number raises ExecutionError.
     """
-    with one_at_a_time(), unseen(), uncollected():
+    with deferred(), one_at_a_time(), unseen(), uncollected():
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()
@@ -58,18 +60,23 @@ def record_step(
                 parameter.grad = None
             made = [_make(item, model) for item in optimizers]
             args, kwargs = session.in_shapes((args, dict(kwargs)))
-            with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
+            with (
+                _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})),
+                torch.enable_grad(),
+                model_runs(),
+            ):
                 for _ in range(micro_batches):
                     # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
                     result = model(*args, **kwargs)
                     scalar = _loss_of(result, loss)
                     scalar.backward()
-            for optimizer in made:
-                optimizer.step()
+            with model_runs():
+                for optimizer in made:
+                    optimizer.step()
             complete = True
         except Exception as error:
             line = session.why_not(error)
-            if not wants_numbers(error):
+            if is_interrupt(error) or not wants_numbers(error):
                 raise
             what = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
