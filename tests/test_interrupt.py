@@ -102,7 +102,8 @@ def storm(subjects: list[Subject], signals: int, seed: int) -> tuple[list[str], 
         tally["analyses"] += 1
         tally["interrupted"] += interrupted
         tally["inside"] += bool(driver.where)
-        tally["swallowed"] += bool(driver.raised and not interrupted)
+        if driver.raised and not interrupted:
+            tally[f"swallowed by {subject.case.__name__}"] += 1
         left = differences(before, subject.look())
         if not interrupted and result != subject.total:
             left.append(f"total {result} for {subject.total}")

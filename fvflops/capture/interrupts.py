@@ -187,13 +187,20 @@ class _Handlers:
             self._originals[number](number, frame)
             return
         self._waiting[number] = frame
-        if not self.open or (self.raised is not None and _comes_of(sys.exc_info()[1], self.raised)):
+        if not self.open:
             return
-        if _is_thrown_away(frame):
-            del self._waiting[number]
-            _thread.start_new_thread(_send_again, (number,))
-            return
-        self.deliver()
+        self.open = False  # for what comes while this decides
+        try:
+            if self.raised is not None and _comes_of(sys.exc_info()[1], self.raised):
+                return
+            if _is_thrown_away(frame):
+                while self._waiting:
+                    _thread.start_new_thread(_send_again, (self._waiting.popitem()[0],))
+                return
+            self.deliver()
+        finally:
+            frame = None
+            self.open = True
 
     def deliver(self) -> None:
         """Call the handlers that wait; what one of them raises is raised, and the rest wait on."""

@@ -111,7 +111,7 @@ class Recorder(Strand):
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         # An error holds the frames that it went through, with their tensors: that of a checkpoint, which ends a rerun
-        # early, is let go.
+        # early, is let go, and so is what ends the program.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = Owners()
 
@@ -206,7 +206,7 @@ class Recorder(Strand):
         del strand.opened[token:]
         if self.backward:
             self.owners.look(strand.stack)
-        if error is not None and error is not self._raised[0] and type(error) is not _StopRecomputationError:
+        if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not _StopRecomputationError:
             self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from fvflops.capture.forks import undone_in_child
 from fvflops.capture.patch import Patch
@@ -32,6 +32,12 @@ class _Unfused(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        # A signal may have broken off what torch does with the stack of modes.
+        stack = _get_current_function_mode_stack()
+        if stack and stack[-1] is self:
+            super().__exit__(*error)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
-from fvflops.capture.torch_state import TorchState, function_mode_goes, put_back_modes
+from fvflops.capture.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
@@ -153,6 +154,8 @@ class Session:
         self._complete = complete
         with deferred():
             try:
+                if not complete:
+                    end_contexts(sys.exc_info()[1])
                 self._stack.close()
             finally:
                 if self._before is not None and not complete:

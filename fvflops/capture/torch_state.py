@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import _GeneratorContextManager, contextmanager
 from threading import get_ident
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 import torch
@@ -53,9 +53,10 @@ class model_runs:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._allowed.__exit__(kind, error, traceback)
-        if traceback is not None and torch.is_inference_mode_enabled() != self._state.inference:
-            _end_inference_modes(traceback)
-        self._state.restore()
+        try:
+            end_contexts(error)
+        finally:
+            self._state.restore()
 
 
 class TorchState:
@@ -68,7 +69,7 @@ class TorchState:
         self._function_modes = _get_current_function_mode_stack()
         self._function_state = torch._C._get_torch_function_state()
         self._keys = _get_keys()
-        self.inference = torch.is_inference_mode_enabled()
+        self._inference = torch.is_inference_mode_enabled()
         self._settings = _get_settings()
         self._nesting = _get_nesting()
         self._hooks = _top_hooks(True)
@@ -97,8 +98,8 @@ class TorchState:
         _set_flags(self._flags)
         while _get_nesting() > self._nesting:
             torch.autocast_decrement_nesting()
-        if torch.is_inference_mode_enabled() != self.inference:
-            guard = torch._C._InferenceMode(self.inference)
+        if torch.is_inference_mode_enabled() != self._inference:
+            guard = torch._C._InferenceMode(self._inference)
             guard.__enter__()
             _guards.append(guard)
         if _get_settings() != self._settings:
@@ -107,17 +108,42 @@ class TorchState:
             _set_keys(self._keys)
 
 
-def _end_inference_modes(traceback: TracebackType | None) -> None:
-    """End the inference modes that an exception went through the `__enter__` or `__exit__` of.
+def end_contexts(error: BaseException | None) -> None:
+    """End the contexts that an exception left before or behind a with statement, in an `__enter__` or `__exit__`.
 
-    Their guards would end when the exception is let go, and then put back what there was in the midst of the run.
+    What holds them is the exception: they would end with it, some time later, and put back what there was in the midst
+    of the run.
     """
-    while traceback is not None:
-        mode = traceback.tb_frame.f_locals.get("self")
-        guard = getattr(mode, "_inference_mode_context", None) if type(mode) is torch.inference_mode else None
-        if guard is not None:
-            guard.__exit__(None, None, None)
-        traceback = traceback.tb_next
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        place = error.__traceback__
+        while place is not None:
+            end = _ENDS.get(place.tb_frame.f_code)
+            if end is not None:
+                end(place.tb_frame.f_locals["self"])
+            place = place.tb_next
+        error = error.__context__
+
+
+def _end_generator(context: Any) -> None:
+    if not context.gen.gi_running:
+        context.gen.close()
+
+
+def _end_inference_mode(mode: torch.inference_mode) -> None:
+    guard = getattr(mode, "_inference_mode_context", None)
+    if guard is not None:
+        guard.__exit__(None, None, None)
+
+
+# By the code in which an exception finds such a context.
+_ENDS: dict[CodeType, Callable[[Any], None]] = {
+    _GeneratorContextManager.__enter__.__code__: _end_generator,
+    _GeneratorContextManager.__exit__.__code__: _end_generator,
+    torch.inference_mode.__enter__.__code__: _end_inference_mode,
+    torch.inference_mode.__exit__.__code__: _end_inference_mode,
+}
 
 
 @contextmanager
