@@ -6,7 +6,9 @@ import gc
 import logging
 import random
 import signal
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -144,9 +146,7 @@ def describe_process() -> dict[str, Any]:
     """Return what can be told of torch, of Python and of this thread."""
     keys = torch._C.DispatchKey.__members__
     told: dict[str, Any] = {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in WRAPPED}
-    told["patches"] = [
-        (patch._owner, patch._name) for patch in PATCHES if patch._wraps
-    ]
+    told["patches"] = [(patch._owner, patch._name) for patch in PATCHES if patch._wraps]
     told["optimizers' hooks"] = (
         len(optimizer._global_optimizer_pre_hooks),
         len(optimizer._global_optimizer_post_hooks),
@@ -254,3 +254,45 @@ class Storm:
             if frame is not None:
                 self.where = f"{frame.f_code.co_filename.rpartition(_PACKAGE)[2]}:{frame.f_code.co_name}"
         raise self._error
+
+
+class Injection:
+    """A signal at one exact moment: the n-th line, or bytecode, that a call runs in the frames of some files."""
+
+    def __init__(self, files: tuple[str, ...], *, bytecodes: bool) -> None:
+        self._files = files
+        self._bytecodes = bytecodes
+        self._left = 0
+        self.seen = 0
+        self.where = ""
+
+    def run(self, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
+        """Return whether a call was interrupted, and what it returned; `seen` are the moments that there were till then."""
+        self.seen, self._left = 0, number
+        sys.settrace(self._trace)
+        try:
+            result = call()
+            sys.settrace(None)
+            if number:
+                time.sleep(0.02)  # one that came in a finalizer comes again
+            return False, result
+        except KeyboardInterrupt:
+            return True, None
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(self._files) and _PACKAGE not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = self._bytecodes
+        frame.f_trace_lines = not self._bytecodes
+        return self._count
+
+    def _count(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event in ("line", "opcode"):
+            self.seen += 1
+            if self.seen == self._left:
+                code = frame.f_code
+                self.where = f"{code.co_filename.rpartition(_PACKAGE)[2]}:{code.co_name}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+        return self._count

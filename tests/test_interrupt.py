@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 

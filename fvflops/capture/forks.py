@@ -13,7 +13,7 @@ _meanwhile: dict[object, Undo] = {}
 
 
 def at_fork(undo: Undo) -> None:
-    """Call a function in each forked child, such as one that makes new locks: whoever holds the old ones is not there."""
+    """Call a function in each forked child, such as one that makes new locks: who holds the old ones is not there."""
     _always.append(undo)
 
 

@@ -278,7 +278,7 @@ def weak_callback(function: Function) -> Function:
 
 def _send_again(number: int) -> None:
     time.sleep(_AGAIN)
-    _thread.interrupt_main(number)
+    _thread.interrupt_main(signal.Signals(number))
 
 
 def _leave_handlers() -> None:

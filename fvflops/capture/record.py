@@ -141,6 +141,8 @@ def _take_turns_anew() -> None:
     """In a forked child, wait for no thread of the parent."""
     global _TURN
     _TURN = threading.RLock()
+
+
 _WAIT = 0.1  # seconds until it is looked whether a signal has come
 
 
@@ -162,7 +164,11 @@ def unseen() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Keep Python's collector of cycles from looking again and again at a record that grows."""
     collects = gc.isenabled()
-    go_on = gc.enable if collects else gc.isenabled
+
+    def go_on() -> None:
+        if collects:
+            gc.enable()
+
     with undone_in_child(go_on):
         try:
             gc.disable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import _GeneratorContextManager, contextmanager
-from threading import get_ident
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -32,6 +31,8 @@ _FLAGS = {
 }
 _DEVICES = torch._C._autocast_supported_devices()
 _KEYS = tuple(torch._C.DispatchKey.__members__.values())
+_get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
+_set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _functorch = torch._C._functorch
 # Guards that are never to end: what they guard was put back so.
@@ -67,7 +68,7 @@ class TorchState:
         self._flags = [getattr(dispatch, name) for name in _FLAGS]
         self._depths = [[len(getattr(mode, kept)) for kept in _FLAGS.values()] for mode in self._modes]
         self._function_modes = _get_current_function_mode_stack()
-        self._function_state = torch._C._get_torch_function_state()
+        self._function_state = _get_function_state()
         self._keys = _get_keys()
         self._inference = torch.is_inference_mode_enabled()
         self._settings = _get_settings()
@@ -86,8 +87,8 @@ class TorchState:
             torch._C._autograd._pop_saved_tensors_default_hooks()
         if not _are_same(_get_current_function_mode_stack(), self._function_modes):
             _set_function_modes(self._function_modes)
-        if torch._C._get_torch_function_state() != self._function_state:
-            torch._C._set_torch_function_state(self._function_state)
+        if _get_function_state() != self._function_state:
+            _set_function_state(self._function_state)
         if not _are_same(_get_current_dispatch_mode_stack(), self._modes):
             _set_modes(self._modes)
         for mode, depths in zip(self._modes, self._depths, strict=True):
