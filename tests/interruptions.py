@@ -110,6 +110,17 @@ class Plain(nn.Module):
         return Swish.apply(self.attention(x, x, x, need_weights=False)[0])
 
 
+class Tiny(nn.Module):
+    """One that is counted in a few thousand lines, so that a signal can be tried at each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sum()
+
+
 class Training(nn.Module):
     """The same with an autograd.Function, which wants autograd."""
 
@@ -225,12 +236,13 @@ class Storm:
         self._error = error
         self._left = 0
         self.raised = 0
+        self.inside = False
         self.where = ""
 
     def run(self, call: Callable[[], Any], delay: float, burst: int, interval: float) -> tuple[bool, Any]:
         """Return whether a call was interrupted, and what it returned."""
         before = signal.signal(signal.SIGALRM, self._handle)
-        self.raised, self.where, self._left = 0, "", burst
+        self.raised, self.inside, self.where, self._left = 0, False, "", burst
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
         try:
             result = call()
@@ -252,6 +264,7 @@ class Storm:
             while frame is not None and _PACKAGE not in frame.f_code.co_filename:
                 frame = frame.f_back
             if frame is not None:
+                self.inside = True
                 self.where = f"{frame.f_code.co_filename.rpartition(_PACKAGE)[2]}:{frame.f_code.co_name}"
         raise self._error
 
@@ -267,7 +280,7 @@ class Injection:
         self.where = ""
 
     def run(self, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
-        """Return whether a call was interrupted, and what it returned; `seen` are the moments that there were till then."""
+        """Return whether a call was interrupted, and what it returned; `seen` says how many moments there were."""
         self.seen, self._left = 0, number
         sys.settrace(self._trace)
         try:

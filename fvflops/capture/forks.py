@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -38,6 +39,8 @@ def _leave() -> None:
             undo()
         except Exception as error:
             problem = error if problem is None else problem
+    if _meanwhile:
+        random.seed()  # as Python does in a child, whose generator the undoing may have put back
     _meanwhile.clear()
     if problem is not None:
         raise problem  # Python prints it, and goes on

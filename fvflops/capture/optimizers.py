@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fvflops.capture.forks import undone_in_child
 from fvflops.capture.recorder import OUTSIDE, Recorder
 from fvflops.capture.restore import Containers, restore_all
 from fvflops.capture.shape_dispatch import ShapeMode
@@ -184,6 +185,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
                 pass
 
     with ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(begin).remove)
-        stack.callback(register_optimizer_step_post_hook(end).remove)
+        for hook in (register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)):
+            stack.callback(hook.remove)
+            stack.enter_context(undone_in_child(hook.remove))
         yield
