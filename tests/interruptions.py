@@ -226,6 +226,10 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [name for name, value in before.items() if after.get(name) != value] + sorted(after.keys() - before.keys())
 
 
+def _forget(unraisable: Any) -> None:
+    """Let go of what was raised in a finalizer; pytest would keep it, with the frames around."""
+
+
 class Storm:
     """Signals from a timer: the first after a delay, others right behind it while the first is cleaned up after.
 
@@ -244,6 +248,7 @@ class Storm:
         before = signal.signal(signal.SIGALRM, self._handle)
         self.raised, self.inside, self.where, self._left = 0, False, "", burst
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
+        hook, sys.unraisablehook = sys.unraisablehook, _forget
         try:
             result = call()
         except self._error:
@@ -253,6 +258,7 @@ class Storm:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._left = 0
+            sys.unraisablehook = hook
             signal.signal(signal.SIGALRM, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -282,6 +288,7 @@ class Injection:
     def run(self, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
         """Return whether a call was interrupted, and what it returned; `seen` says how many moments there were."""
         self.seen, self._left = 0, number
+        hook, sys.unraisablehook = sys.unraisablehook, _forget
         sys.settrace(self._trace)
         try:
             result = call()
@@ -293,6 +300,7 @@ class Injection:
             return True, None
         finally:
             sys.settrace(None)
+            sys.unraisablehook = hook
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.endswith(self._files) and _PACKAGE not in frame.f_code.co_filename:

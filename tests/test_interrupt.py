@@ -171,7 +171,7 @@ def inject(case: Case, *, bytecodes: bool, first: int, step: int) -> int:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_at_a_line_leaves_nothing(case: Case) -> None:
-    assert inject(case, bytecodes=False, first=case is training_step and 7 or 1, step=67) > 2000
+    assert inject(case, bytecodes=False, first=(case is training_step and 7) or 1, step=67) > 2000
 
 
 @pytest.mark.long
@@ -232,9 +232,8 @@ def test_a_time_limit_in_the_midst_of_a_run_is_raised(case: Case) -> None:
 
     model = Interrupting(lambda: (runs.append(1), signal.raise_signal(signal.SIGALRM)))
     before = describe_process()
-    with handler(signal.SIGALRM, expire):
-        with pytest.raises(TimeoutError, match="time is up"):
-            case(model, torch.ones(1, 2))
+    with handler(signal.SIGALRM, expire), pytest.raises(TimeoutError, match="time is up"):
+        case(model, torch.ones(1, 2))
     assert runs == [1]
     assert not differences(before, describe_process())
 
@@ -302,20 +301,19 @@ def test_a_handler_that_a_model_installs_stays() -> None:
 
 def test_signals_wait_where_they_are_held_back() -> None:
     seen: list[str] = []
-    with handler(signal.SIGTERM, lambda number, frame: seen.append("handled")):
-        with deferred():
+    with handler(signal.SIGTERM, lambda number, frame: seen.append("handled")), deferred():
+        signal.raise_signal(signal.SIGTERM)
+        seen.append("held back")
+        with allowed():
             signal.raise_signal(signal.SIGTERM)
-            seen.append("held back")
-            with allowed():
+            with deferred(), allowed():
                 signal.raise_signal(signal.SIGTERM)
-                with deferred(), allowed():
-                    signal.raise_signal(signal.SIGTERM)
-                with deferred():
-                    signal.raise_signal(signal.SIGTERM)
-                    seen.append("held back")
-            with deferred(), allowed():  # inside of what is set up
+            with deferred():
                 signal.raise_signal(signal.SIGTERM)
                 seen.append("held back")
+        with deferred(), allowed():  # inside of what is set up
+            signal.raise_signal(signal.SIGTERM)
+            seen.append("held back")
     assert seen == ["held back", "handled", "handled", "handled", "held back", "handled", "held back", "handled"]
 
 
@@ -328,10 +326,9 @@ def test_of_several_signals_each_is_handled_and_the_first_error_raised() -> None
 
     with handler(signal.SIGTERM, refuse), handler(signal.SIGALRM, refuse):
         before = describe_process()
-        with pytest.raises(ValueError, match=str(int(signal.SIGALRM))):
-            with deferred():
-                for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
-                    signal.raise_signal(number)
+        with pytest.raises(ValueError, match=str(int(signal.SIGALRM))), deferred():
+            for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGALRM):
+                signal.raise_signal(number)
         assert not differences(before, describe_process())
     assert seen == [signal.SIGALRM, signal.SIGTERM]
 

@@ -59,6 +59,7 @@ class Session:
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
     ) -> None:
+        self._recorder: Recorder | None = None
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
@@ -79,7 +80,6 @@ class Session:
         self._weigh = weigh
         self._measure = measure
         self._stack = ExitStack()
-        self._recorder: Recorder | None = None
         self._thread = 0
         self._modes: list[TorchDispatchMode] = []
         self._before: TorchState | None = None
@@ -172,9 +172,13 @@ class Session:
     def abandon(self) -> None:
         """End a recording that nobody ends; of what the thread holds in which it was begun, another can end nothing."""
         if self._recorder is not None and self._recorder.recording:
-            self._recorder.pause()
             with deferred():
+                self._recorder.pause()
                 self._stack.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.abandon()
 
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,20 +59,8 @@ def record_step(
             for parameter in model.parameters():
                 parameter.grad = None
             made = [_make(item, model) for item in optimizers]
-            args, kwargs = session.in_shapes((args, dict(kwargs)))
-            with (
-                _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})),
-                torch.enable_grad(),
-                model_runs(),
-            ):
-                for _ in range(micro_batches):
-                    # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
-                    result = model(*args, **kwargs)
-                    scalar = _loss_of(result, loss)
-                    scalar.backward()
-            with model_runs():
-                for optimizer in made:
-                    optimizer.step()
+            checkpoints = _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {}))
+            _make_step(model, session.in_shapes((args, dict(kwargs))), loss, made, checkpoints, micro_batches)
             complete = True
         except Exception as error:
             line = session.why_not(error)
@@ -86,6 +74,27 @@ def record_step(
             session.stop(complete=complete)
         trace = session.trace()
         return replace(trace, about={**trace.about, "inputs": given})
+
+
+def _make_step(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    loss: Loss | None,
+    optimizers: Sequence[Optimizer],
+    checkpoints: AbstractContextManager[None],
+    micro_batches: int,
+) -> None:
+    """Make a step; a function of its own lets go of its tensors while signals are held back."""
+    args, kwargs = inputs
+    with checkpoints, torch.enable_grad(), model_runs():
+        for _ in range(micro_batches):
+            # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+            result = model(*args, **kwargs)
+            scalar = _loss_of(result, loss)
+            scalar.backward()
+    with model_runs():
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
