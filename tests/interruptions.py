@@ -107,7 +107,7 @@ class Plain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.convolution(x)).flatten(2).transpose(1, 2)
-        return Swish.apply(self.attention(x, x, x, need_weights=False)[0])
+        return Swish.apply(self.attention(x, x, x, need_weights=False)[0]).mean()
 
 
 class Tiny(nn.Module):

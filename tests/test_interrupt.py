@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, KernelProfile, TrainingStepAnalysis, record
 from fvflops.capture.interrupts import allowed, deferred
@@ -103,7 +104,7 @@ def make_subjects() -> list[Subject]:
             (for_real, Training),
             (training_step, Training),
             (recorded, Plain),
-            (recorded_by_shapes, Training),
+            (recorded_by_shapes, Plain),
         )
     ]
 
@@ -218,6 +219,31 @@ def test_whatever_a_model_raises_leaves_nothing(case: Case, error: type[BaseExce
     model = Interrupting(act)
     before = describe_process() | describe_model(model)
     with pytest.raises(error, match="stop"):
+        case(model, torch.ones(1, 2))
+    assert not differences(before, describe_process() | describe_model(model))
+
+
+@pytest.mark.parametrize("case", [by_shapes, for_real, training_step, recorded_by_shapes])
+def test_what_a_broken_run_leaves_of_a_threads_state_is_put_back(case: Case) -> None:
+    """A signal may break off the `__exit__` of torch's own contexts."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def act() -> None:
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        torch.autocast("cpu", dtype=torch.float16).__enter__()
+        torch.inference_mode().__enter__()
+        torch._C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambda x: x)
+        torch._C._functorch._vmap_increment_nesting(2, "error")
+        torch.device("cpu").__enter__()
+        Mode().__enter__()
+        raise KeyboardInterrupt
+
+    model = Interrupting(act)
+    before = describe_process() | describe_model(model)
+    with pytest.raises(KeyboardInterrupt):
         case(model, torch.ones(1, 2))
     assert not differences(before, describe_process() | describe_model(model))
 

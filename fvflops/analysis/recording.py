@@ -255,7 +255,7 @@ class record(FlopCountAnalysis):
             self._end(complete=complete)
 
     def __del__(self) -> None:
-        # A signal before the first line of `__exit__`, or after the last of `__enter__`, is nobody's to see. Another one
+        # A signal before the first line of `__exit__`, or after the last of `__enter__`, is nobody's to see. Another
         # that comes here leaves it to the session's own end.
         session = vars(self).get("_session")
         if session is not None and not sys.is_finalizing():
