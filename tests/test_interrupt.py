@@ -316,6 +316,23 @@ def test_a_model_that_catches_an_interrupt_can_be_interrupted_again() -> None:
     assert caught == [1]
 
 
+def test_a_second_interrupt_waits_while_the_first_is_cleaned_up_after() -> None:
+    done: list[str] = []
+
+    def act() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("cleaned up")
+
+    before = describe_process()
+    with pytest.raises(KeyboardInterrupt):
+        for_real(Interrupting(act), torch.ones(1, 2))
+    assert done == ["cleaned up"]
+    assert differences(before, describe_process()) == ["random"]  # the weights drawn here
+
+
 def test_a_handler_that_a_model_installs_stays() -> None:
     def mine(number: int, frame: FrameType | None) -> None:
         pass
