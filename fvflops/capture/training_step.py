@@ -73,6 +73,7 @@ def record_step(
         finally:
             session.stop(complete=complete)
         trace = session.trace()
+        del session  # what a signal raises in a finalizer is lost
         return replace(trace, about={**trace.about, "inputs": given})
 
 
