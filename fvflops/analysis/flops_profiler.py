@@ -21,6 +21,7 @@ from fvflops import paths
 from fvflops.analysis.model_profile import read_profile
 from fvflops.analysis.profile import ProfileAnalysis
 from fvflops.analysis.recording import record
+from fvflops.capture.interrupts import allowed, deferred
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.profile import render, render_top
 from fvflops.trace import Trace
@@ -76,7 +77,11 @@ class FlopsProfiler:
         self._known: tuple[Trace | None, ModelProfile | None] = (None, None)
 
     def __enter__(self) -> FlopsProfiler:
-        self.start_profile()
+        try:
+            self.start_profile()
+        except BaseException:
+            self.stop_profile()
+            raise
         return self
 
     def __exit__(
@@ -96,8 +101,9 @@ class FlopsProfiler:
     def stop_profile(self) -> None:
         """Take nothing down from here on; the results stay."""
         if self._goes_on and self._run is not None:
-            self._goes_on = False
-            self._run.__exit__(None, None, None)
+            with deferred():
+                self._goes_on = False
+                self._run.__exit__(None, None, None)
 
     def reset_profile(self) -> None:
         """Forget what was done so far; a profile that goes on goes on from nothing."""
@@ -162,8 +168,9 @@ class FlopsProfiler:
     def _begin(self) -> None:
         run = record(self._model, table=self._table, measure={"time"})
         run.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        run.__enter__()
-        self._run, self._goes_on = run, True
+        with deferred():
+            run.__enter__()
+            self._run, self._goes_on = run, True
 
     def _profile(self) -> ModelProfile:
         if self._run is None:
@@ -220,7 +227,7 @@ def get_model_profile(
     args = _make_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
     chosen = table if isinstance(table, FormulaTable) else load_table(table)
-    with _evaluating(model):
+    with deferred(), _evaluating(model), allowed():
         run = _generate if mode == "generate" else _forward
         trace = run(model, args, dict(kwargs or {}), warm_up, chosen)
     profile = read_profile(trace, table=chosen, ignored=ignored)
@@ -278,8 +285,8 @@ def _replay(value: object) -> str:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode as long as this context lasts."""
     before = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        model.eval()
         yield
     finally:
         for module, training in before:

@@ -19,6 +19,7 @@ from fvflops import paths
 from fvflops.analysis.inputs import bind_inputs, check_repeatable
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
+from fvflops.capture.interrupts import allowed, deferred
 from fvflops.capture.kernels import module_ranges, read_run
 from fvflops.capture.module_clock import unchanged
 from fvflops.capture.reading import Reading
@@ -26,6 +27,7 @@ from fvflops.capture.record import Loss, Model, record_call
 from fvflops.capture.restore import leaves_of
 from fvflops.capture.session import Session
 from fvflops.capture.signature import tensors_of
+from fvflops.capture.torch_state import model_runs
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics import TablePricer
 from fvflops.metrics.kernel_matching import KernelMatch, lay_over, match_kernels
@@ -133,28 +135,38 @@ class KernelProfile:
         if torch.autograd._profiler_enabled():
             # torch would let the first lose all it has, and say nothing.
             raise RuntimeError("torch.profiler runs already, and there is one at a time: let that one end first")
-        self._stage = "open"
-        with ExitStack() as stack:
-            stack.enter_context(module_ranges(self._reading))
-            self._profiler.__enter__()
-            self._stack = stack.pop_all()
-        self._begin_count()
+        try:
+            with deferred() as signals:
+                self._stage = "open"
+                with ExitStack() as stack:
+                    stack.enter_context(module_ranges(self._reading))
+                    self._profiler.__enter__()
+                    stack.push(self._profiler)
+                    self._stack = stack.pop_all()
+                self._begin_count()
+                signals.deliver()
+        except BaseException:
+            self._leave(complete=False)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stage = "closed"
-        self._complete = error is None
-        try:
-            self._end_count(complete=error is None and self._step > 0)
-        finally:
-            with self._stack:
-                self._profiler.__exit__(kind, error, traceback)
+        self._leave(complete=error is None)
         if error is None:
             self._raise_failure()
         if self._chrome_trace is not None and self._run is not None:
             self.export_chrome_trace(self._chrome_trace)
+
+    def _leave(self, *, complete: bool) -> None:
+        with deferred():
+            self._stage = "closed"
+            self._complete = complete
+            try:
+                self._end_count(complete=complete and self._step > 0)
+            finally:
+                self._stack.close()
 
     @property
     def profiler(self) -> torch.profiler.profile:
@@ -170,11 +182,13 @@ class KernelProfile:
         """Say that a step has come to its end; called outside of the with block it raises RuntimeError."""
         if self._stage != "open":
             raise RuntimeError("step() says that a step inside of the with block is done: call it there")
-        self._end_count()
-        self._step += 1
-        self._profiler.step()
+        with deferred():
+            self._end_count()
+            self._step += 1
+            self._profiler.step()
         self._raise_failure()
-        self._begin_count()
+        with deferred():
+            self._begin_count()
 
     def count(self, run: Callable[[], Any]) -> KernelProfile:
         """Take the FLOPs from a call of a function that does what one step does, which is recorded; return this."""
@@ -424,12 +438,12 @@ def profile_kernels(
     check_repeatable(args, keywords)
     reading = profile._reading
     gradients = _Gradients()
-    with _unchanged(reading, (args, keywords), gradients):
+    with deferred(), _unchanged(reading, (args, keywords), gradients):
         stops_at = profile._pricer.stops_at
-        profile.count_with(
-            record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
-        )
-        with profile, torch.set_grad_enabled(loss is not None):
+        with allowed():
+            counted = record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
+        profile.count_with(counted)
+        with profile, torch.set_grad_enabled(loss is not None), model_runs():
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:

@@ -10,9 +10,11 @@ from torch import nn
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.training_step import TrainingStepAnalysis
+from fvflops.capture.interrupts import deferred, is_interrupt
 from fvflops.capture.record import one_at_a_time, unseen
 from fvflops.capture.restore import Containers
 from fvflops.capture.session import Session
+from fvflops.capture.torch_state import model_runs
 from fvflops.collector import uncollected
 from fvflops.metrics.memory import MemoryTimeline, read_memory
 from fvflops.metrics.workspaces import OWN_KERNELS
@@ -94,20 +96,25 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
         weigh=analysis._weigh,
     )
     held, complete = Containers(), False
-    held.watch((args, kwargs), objects=True)
-    try:
-        with one_at_a_time(), unseen(), uncollected():
-            session.start()
-            try:
-                shapes = session.in_shapes((args, dict(kwargs)))
-                with torch.no_grad():
-                    result = analysis._model(*shapes[0], **shapes[1])
-                complete = True
-            finally:
-                session.stop(complete=complete)
-                held.restore()
-            del result
-    except Exception:  # the other way of recording says what is wrong, or runs the model for real
-        return None
+    with deferred():
+        held.watch((args, kwargs), objects=True)
+        try:
+            with one_at_a_time(), unseen(), uncollected():
+                session.start()
+                try:
+                    shapes = session.in_shapes((args, dict(kwargs)))
+                    with torch.no_grad(), model_runs():
+                        result = analysis._model(*shapes[0], **shapes[1])
+                    complete = True
+                finally:
+                    try:
+                        session.stop(complete=complete)
+                    finally:
+                        held.restore()
+                del result
+        except Exception as error:  # the other way of recording says what is wrong, or runs the model for real
+            if is_interrupt(error):
+                raise
+            return None
     trace = session.trace()
     return None if "supposed" in trace.about and analysis._execution == "auto" else trace

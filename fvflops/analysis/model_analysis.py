@@ -375,7 +375,7 @@ class ModelAnalysis:
         )
 
     def _weigh(self, signature: Signature) -> int:
-        return sum(amount.value for amount in self._pricer().price_op(signature))
+        return weigh_by(self._pricer(), signature)
 
     def _pricer(self) -> Pricer:
         if self._table is None or self._metric is None:
@@ -423,6 +423,11 @@ class ModelAnalysis:
                     "No op was seen in the modules %s: they are unused, do nothing, or were used without calling them",
                     listed,
                 )
+
+
+def weigh_by(pricer: Pricer, signature: Signature) -> int:
+    """Return what a call counts for, in comparison with another that might be made."""
+    return sum(amount.value for amount in pricer.price_op(signature))
 
 
 def _absent_model(*args: Any, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.interrupts import allowed, deferred
 from fvflops.metrics.devices import Device
 
 # What is timed at each peak; tf32 is float32 with CUDA's permission to round the operands.
@@ -125,7 +126,7 @@ def _memory(device: torch.device) -> int:
 def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
     """Return the FLOP/s of the fastest product, 0 where the device has none in that dtype."""
     best, side, until = 0, _SMALLEST, time.perf_counter() + seconds
-    with _rounding_operands(device, dtype == "tf32"):
+    with deferred(), _rounding_operands(device, dtype == "tf32"), allowed():
         while side <= _LARGEST:
             try:
                 left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))
@@ -176,14 +177,14 @@ def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def _rounding_operands(device: torch.device, allowed: bool) -> Iterator[None]:
+def _rounding_operands(device: torch.device, may: bool) -> Iterator[None]:
     """Let CUDA round the operands of float32 products to tf32, or forbid it, and put the setting back."""
     if device.type != "cuda":
         yield
         return
     settings = torch.backends.cuda.matmul
     before = settings.allow_tf32
-    settings.allow_tf32 = allowed
+    settings.allow_tf32 = may
     try:
         yield
     finally:

@@ -18,8 +18,10 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.sequence import SharedSequence
 from fvflops.analysis.sharding import find_sharding, shard
 from fvflops.analysis.stages import Inputs, cut, find_hidden, find_stages, receive
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.record import Loss, record_call
 from fvflops.capture.signature import describe, tensors_of
+from fvflops.capture.torch_state import model_runs
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.metrics.communication import read_communication
 from fvflops.trace import Trace
@@ -118,7 +120,7 @@ def plan_rank(
     if mesh.get("pp", 1) > 1:
         twin, inputs, pipe = _cut(model, inputs, coordinates["pp"], mesh["pp"])
         loss = _touch_result if pipe.sends else loss
-    with pretended_world(math.prod(mesh.values()), rank):
+    with deferred(), pretended_world(math.prod(mesh.values()), rank), model_runs():
         device_mesh = _make_mesh(mesh)
         twin = _split(twin, device_mesh, mesh, shard_by, sequence_parallel)
         held = [local_spec(parameter) for parameter in twin.parameters()]
@@ -159,11 +161,12 @@ def pretended_world(size: int, rank: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     _forget_meshes()
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         _forget_meshes()
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
+from fvflops.analysis.model_analysis import weigh_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
@@ -96,16 +100,23 @@ class record(FlopCountAnalysis):
     def __enter__(self) -> record:
         if self._stage != "new":
             raise RuntimeError("a recording is entered once: make another")
-        self._stage = "open"
-        self._begin()
+        try:
+            with deferred() as signals:
+                self._stage = "open"
+                self._begin()
+                signals.deliver()
+        except BaseException:
+            # Of a recording that is not entered, nobody calls the end. What a signal raises on the way from here to the
+            # with block ends it when this object dies.
+            self._leave(complete=False)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stage = "closed"
         goes_on = self._session is not None
-        self._end(complete=error is None)
+        self._leave(complete=error is None)
         if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
             self._hand_over()
 
@@ -124,8 +135,9 @@ class record(FlopCountAnalysis):
         if self._stage != "open":
             raise RuntimeError("step() says that a step inside of the with block is done: call it there")
         action = self._action()
-        self._end(complete=True, stepped=True)
-        self._step += 1
+        with deferred():
+            self._end(complete=True, stepped=True)
+            self._step += 1
         if action == "record_and_save":
             self._hand_over()
         elif self._action() not in ACTIVE:
@@ -160,18 +172,20 @@ class record(FlopCountAnalysis):
         So what is done between two steps is no step's, and not watched: `run.pause()` before `run.step()`, and
         `run.resume()` where the next one begins.
         """
-        if not self._paused and self._session is not None:
-            self._session.pause()
-        self._paused = True
+        with deferred():
+            if not self._paused and self._session is not None:
+                self._session.pause()
+            self._paused = True
 
     def resume(self) -> None:
         """Take down what happens from now on."""
-        was_paused, self._paused = self._paused, False
-        if self._session is None:
-            if self._stage == "open":
-                self._begin()
-        elif was_paused:
-            self._session.resume()
+        with deferred():
+            was_paused, self._paused = self._paused, False
+            if self._session is None:
+                if self._stage == "open":
+                    self._begin()
+            elif was_paused:
+                self._session.resume()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -231,23 +245,38 @@ class record(FlopCountAnalysis):
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
 
     def _make_session(self) -> Session:
-        return Session(self._target, stops_at=self._pricer().stops_at, weigh=self._weigh, **self._options)  # type: ignore[arg-type]
+        pricer = self._pricer()
+        # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
+        return Session(self._target, stops_at=pricer.stops_at, weigh=partial(weigh_by, pricer), **self._options)  # type: ignore[arg-type]
+
+    def _leave(self, *, complete: bool) -> None:
+        with deferred():
+            self._stage = "closed"
+            self._end(complete=complete)
+
+    def __del__(self) -> None:
+        # A signal before the first line of `__exit__`, or after the last of `__enter__`, is nobody's to see. Another
+        # that comes here leaves it to the session's own end.
+        session = vars(self).get("_session")
+        if session is not None and not sys.is_finalizing():
+            session.abandon()
 
     def _begin(self) -> None:
         if self._session is None and not self._paused and self._action() in ACTIVE:
-            session = self._make_session()
-            session.start()
-            self._session = session
+            with deferred():
+                session = self._make_session()
+                session.start()
+                self._session = session
 
     def _end(self, *, complete: bool, stepped: bool = False) -> None:
         session = self._session
         if session is None:
             return
         session.check_thread()
-        self._session = None
         try:
             session.stop(complete=complete)
         finally:
+            self._session = None
             self._trace = self._counts = self._by_both = None
             trace = session.trace()
             if trace.complete and (stepped or not self._step):

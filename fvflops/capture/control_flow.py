@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.block_mask import BLOCK_MASKS, count_mask
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.signature import OpSchema
@@ -62,7 +63,7 @@ class Flow:
             value = torch._C._functorch.get_unwrapped(value)
         if isinstance(value, torch.Tensor) and not self.mode.knows([value]):
             return None
-        with _disable_current_modes():
+        with deferred(), _disable_current_modes():
             return bool(value)
 
 
@@ -187,7 +188,8 @@ def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
 
 def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any) -> Any:
     """Record a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
-    from torch._higher_order_ops import triton_kernel_wrap
+    with deferred():  # what is half imported cannot be imported again
+        from torch._higher_order_ops import triton_kernel_wrap
 
     clones = rest.pop("tensors_to_clone", None)
     table = triton_kernel_wrap.kernel_side_table

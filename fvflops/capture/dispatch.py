@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
 )
 
 from fvflops.capture.fake_tensors import is_reasoning
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.real_calls import RealCalls, hold_numbers
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import UndoLog
@@ -147,7 +148,7 @@ class RecordingMode(WrapperAware):
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
-        with _disable_current_modes():
+        with deferred(), _disable_current_modes():
             result = run()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.take_down(signature, self.recorder.storages_of(kwargs.values()), ())

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast
 
+from fvflops.capture.forks import undone_in_child
 from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.reading import Reading
 from fvflops.capture.scopes import CALLS
@@ -68,14 +69,17 @@ def module_ranges(reading: Reading) -> Iterator[None]:
 
         return call
 
-    with CALLS.wrapped(around):
+    def unmark() -> None:
         for module, call in compiled.items():
-            module._compiled_call_impl = _marked(call, marks[module])
+            module._compiled_call_impl = call
+
+    with CALLS.wrapped(around), undone_in_child(unmark):
         try:
+            for module, call in compiled.items():
+                module._compiled_call_impl = _marked(call, marks[module])
             yield
         finally:
-            for module, call in compiled.items():
-                module._compiled_call_impl = call
+            unmark()
 
 
 def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:

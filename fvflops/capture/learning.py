@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.infer import Inference, substitute
+from fvflops.capture.interrupts import is_interrupt
 from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import WHOLE, RealTensors, is_small
@@ -47,6 +48,8 @@ class Learner:
         try:
             outcome = inference.run(rule, args, kwargs)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             computable = known and tensors and isinstance(func, torch._ops.OpOverload)
             if computable or (self._rules.needs_values(name) and self._reals.hold_numbers(tensors)):
                 outcome, remember = Outcome(None, concrete=True), bool(computable)
@@ -101,6 +104,8 @@ class Learner:
             try:
                 return inference.run(rule, args, kwargs, keep_known=True)
             except Exception as second:
+                if is_interrupt(second):
+                    raise
                 error = second
         sized = self._rules.sized(name)
         if sized is not None:

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.meter import Meter
 from fvflops.capture.reading import Reading
 from fvflops.capture.record import unseen
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import Snapshot
+from fvflops.capture.restore import Snapshot, restore_all
 from fvflops.capture.scopes import module_scopes
+from fvflops.capture.torch_state import model_runs
 from fvflops.capture.watching import eager
 from fvflops.trace import StopsAt, Trace
 
@@ -38,11 +40,13 @@ def clock_modules(
     reading = Reading(model)
     recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Meter({"time"}, next(iter(reading.devices), None)))
     with (
+        deferred(),
         unseen(),
         eager(),
         unchanged(reading, (args, kwargs), written),
         torch.set_grad_enabled(gradients),
         module_scopes(recorder, reading),
+        model_runs(),
     ):
         model(*args, **kwargs)
     recorder.close()
@@ -66,9 +70,7 @@ def unchanged(reading: Reading, inputs: Any, written: Sequence[torch.Tensor] = (
         yield
     finally:
         try:
-            with _disable_current_modes():
-                for view, before in held:
-                    _put_back(view, before)
+            restore_all((((lambda state: _put_back(*state)), held),))
         finally:
             snapshot.restore()
 

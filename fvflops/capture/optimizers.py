@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fvflops.capture.forks import undone_in_child
 from fvflops.capture.recorder import OUTSIDE, Recorder
-from fvflops.capture.restore import Containers
+from fvflops.capture.restore import Containers, restore_all
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
 from fvflops.trace import Region
@@ -121,8 +122,7 @@ class OptimizerStates:
 
     def restore(self) -> None:
         """Put back what the optimizers held."""
-        for _, before in self._kept.values():
-            before.restore()
+        restore_all(((Containers.restore, [before for _, before in self._kept.values()]),))
 
     def _known(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
@@ -184,9 +184,8 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
             while strand.steps.pop().optimizer is not optimizer:
                 pass
 
-    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
-    try:
+    with ExitStack() as stack:
+        for hook in (register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)):
+            stack.callback(hook.remove)
+            stack.enter_context(undone_in_child(hook.remove))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -11,7 +11,7 @@ import torch
 
 from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import leaves_of
+from fvflops.capture.restore import leaves_of, restore_all
 
 # `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all come down to it.
 _RUN = Patch(torch.autograd, "_engine_run_backward")
@@ -59,5 +59,9 @@ def gradients_restored() -> Iterator[None]:
         try:
             yield
         finally:
-            for leaf, gradient in gradients.values():
-                leaf.grad = gradient
+            restore_all(((_put_back, gradients.values()),))
+
+
+def _put_back(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    leaf, gradient = state
+    leaf.grad = gradient

@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fvflops.capture.forks import at_fork
+from fvflops.capture.interrupts import deferred
+
 Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
 
 _LOCK = threading.RLock()
+# The patches that are wrapped just now.
+_WRAPPED: dict[int, Patch] = {}
 
 
 def _as_it_is(function: Function) -> Any:
@@ -44,18 +49,31 @@ class Patch:
     @contextmanager
     def wrapped(self, wrap: Wrap) -> Iterator[None]:
         """Wrap the function for as long as the context lasts; `wrap` makes a function of the one to be called."""
-        with _LOCK:
+        try:
+            self._add(wrap)
+            yield
+        finally:
+            self._drop(wrap)
+
+    def _add(self, wrap: Wrap) -> None:
+        with deferred(), _LOCK:
             if not self._wraps:
                 self._own = vars(self._owner).get(self._name)
                 self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
+                _WRAPPED[id(self)] = self
             self._wraps.append(wrap)
             self._put()
-        try:
-            yield
-        finally:
-            with _LOCK:
+
+    def _drop(self, wrap: Wrap) -> None:
+        with deferred(), _LOCK:
+            if wrap in self._wraps:  # a forked child has dropped it
                 self._wraps.remove(wrap)
                 self._put()
+
+    def leave(self) -> None:
+        """Let nobody watch any more."""
+        self._wraps.clear()
+        self._put()
 
     def _put(self) -> None:
         if self._wraps:
@@ -63,10 +81,23 @@ class Patch:
             for wrap in self._wraps:
                 call = wrap(call)
             setattr(self._owner, self._name, self._as_attribute(call))
-        elif self._own is None:
-            delattr(self._owner, self._name)
-        else:
+            return
+        if self._own is not None:
             setattr(self._owner, self._name, self._own)
+        elif self._name in vars(self._owner):
+            delattr(self._owner, self._name)
+        _WRAPPED.pop(id(self), None)
 
     def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)
+
+
+def _leave_all() -> None:
+    """In a forked child, leave what the threads of the parent watch."""
+    global _LOCK
+    _LOCK = threading.RLock()
+    for patch in list(_WRAPPED.values()):
+        patch.leave()
+
+
+at_fork(_leave_all)

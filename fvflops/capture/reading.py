@@ -71,7 +71,6 @@ class Reading:
             labels,
         )
         if layout.columns != columns:
-            layout.columns = columns
             layout.metadata = [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
             layout.rows = [
                 (nbytes, metadata.spec.device, *label)
@@ -79,6 +78,7 @@ class Reading:
             ]
             layout.tree = None
             layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
+            layout.columns = columns  # last: what breaks off before makes the next reading look again
         self.devices = layout.devices
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows

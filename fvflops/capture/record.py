@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.fake_tensors import fake_execution, find_fake_mode, holds_fakes
+from fvflops.capture.forks import at_fork, undone_in_child
+from fvflops.capture.interrupts import allowed, deferred, is_interrupt
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.meter import Meter
@@ -33,6 +35,7 @@ from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.torch_state import model_runs
 from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
 from fvflops.collector import uncollected
@@ -50,6 +53,7 @@ EXECUTIONS = ("auto", "shapes", "real")
 _LOGGER = logging.getLogger("fvflops")
 # Two runs at once of one model would see each other's buffers and random numbers: recordings take turns.
 _TURN = threading.RLock()
+_WAIT = 0.1  # seconds until it is looked whether a signal has come
 _NO_STOPS = StopsAt()
 
 
@@ -100,7 +104,7 @@ def record_call(
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
-    with one_at_a_time(), unseen(), ExitStack() as stack:
+    with deferred(), one_at_a_time(), unseen(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -128,21 +132,37 @@ def record_call(
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Let this thread have its turn: a run that leaves no trace must not meet another one on the same model."""
-    with _TURN:
+    turn = _TURN
+    while not turn.acquire(timeout=_WAIT):
+        with allowed():
+            pass  # what a signal's handler raises ends the waiting
+    try:
         yield
+    finally:
+        turn.release()
+
+
+def _take_turns_anew() -> None:
+    """In a forked child, wait for no thread of the parent."""
+    global _TURN
+    _TURN = threading.RLock()
+
+
+_WAIT = 0.1  # seconds until it is looked whether a signal has come
+
+
+at_fork(_take_turns_anew)
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
     """Keep the recordings that go on around this one from taking down what it runs."""
     outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WrapperAware)]
-    for recorder in outer:
-        recorder.pause()
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for recorder in outer:
-            recorder.resume()
+            stack.callback(recorder.resume)
+            recorder.pause()
+        yield
 
 
 def _by_shapes(
@@ -171,6 +191,8 @@ def _by_shapes(
         try:
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             other, _ = _another_way(error)
             if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
                 vocabulary = other
@@ -211,7 +233,7 @@ def _for_real(
         return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure, lines=lines).for_real()
     except Exception as error:
         vocabulary, uncompiled = _another_way(error)
-        if once or (vocabulary == first and not uncompiled):
+        if is_interrupt(error) or once or (vocabulary == first and not uncompiled):
             _say_which_input(error, model, args, kwargs)
             raise
     if uncompiled:
@@ -273,6 +295,7 @@ class _Run:
                     training=self._loss is not None,
                     grad_mode=self._grad_mode,
                 ),
+                model_runs(),
             ):
                 self._call(args, kwargs)
             return self._trace("real" if fake_mode is None else "fake")
@@ -298,6 +321,7 @@ class _Run:
                         grad_mode=self._grad_mode,
                     ),
                     nullcontext() if is_here(device) else OnThisMachine(device),
+                    model_runs(),
                 ):
                     self._call(args, kwargs)
             finally:
@@ -386,6 +410,7 @@ class _Run:
             # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
             stack.callback(torch.clear_autocast_cache)
             stack.callback(snapshot.restore)
+            stack.enter_context(undone_in_child(snapshot.restore))
             if self._loss is not None:
                 # The snapshot knows the model's own; a function, or a module, may use others too.
                 stack.enter_context(gradients_restored())

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
+from fvflops.capture.interrupts import weak_callback
 from fvflops.capture.lines import LocatedEvents
 from fvflops.capture.meter import Meter
 from fvflops.capture.owners import Owners
@@ -114,7 +115,7 @@ class Recorder(Strand):
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
         # An error holds the frames that it went through, with their tensors: that of a checkpoint, which ends a rerun
-        # early, is let go.
+        # early, is let go, and so is what ends the program.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = Owners()
         self.unseen: UnseenWork | None = None
@@ -239,7 +240,7 @@ class Recorder(Strand):
         del strand.opened[token:]
         if self.backward:
             self.owners.look(strand.stack)
-        if error is not None and error is not self._raised[0] and type(error) is not _StopRecomputationError:
+        if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not _StopRecomputationError:
             self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:
@@ -602,6 +603,7 @@ class Recorder(Strand):
         self._watches[id(watch)] = watch, key, index, nbytes
         return index
 
+    @weak_callback
     def _gone(self, watch: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
             _, key, index, nbytes = self._watches.pop(id(watch))

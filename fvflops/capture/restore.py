@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.fully_sharded import sharding_state
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.reading import Reading
 from fvflops.capture.signature import OpSchema, tensors_of
 
@@ -82,7 +83,7 @@ class UndoLog:
             return
         key = id(storage)  # torch keeps the object as long as the storage lives
         if key not in fresh and key not in self._saved:
-            with _disable_current_modes():  # copying a storage is ops too
+            with deferred(), _disable_current_modes():  # copying a storage is ops too
                 self._saved[key] = (storage, storage.clone())
 
     def undo(self) -> None:
@@ -159,17 +160,18 @@ class Containers:
 
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
-        _restore_all(self.restorers())
+        restore_all(self.restorers())
 
 
-def _restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
-    problems: list[Exception] = []
+def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+    """Call functions with each of their states; what one raises, whatever it is, keeps no other from being called."""
+    problems: list[BaseException] = []
     with _disable_current_modes():
         for restore, states in kinds:
             for state in states:
                 try:
                     restore(state)
-                except Exception as error:
+                except BaseException as error:
                     problems.append(error)
     if problems:
         raise problems[0]
@@ -202,7 +204,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put back whatever differs; what one thing raises keeps no other from being put back."""
         tensors, containers = self._held.restorers()
-        _restore_all(
+        restore_all(
             (
                 (_restore_setting, self._settings),
                 (self._restore_held, self._changed_tensors()),

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from fvflops.capture.forks import undone_in_child
 from fvflops.capture.patch import Patch
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
+from fvflops.capture.torch_state import function_mode_goes
 
 # Their forward takes a fused path, in which neither their submodules nor their products show, when no gradient is
 # needed and no torch function mode is on. A mode that does nothing therefore keeps them on the path that training
@@ -31,6 +33,12 @@ class _Unfused(TorchFunctionMode):
     ) -> Any:
         return func(*args, **(kwargs or {}))
 
+    def __exit__(self, *error: Any) -> None:
+        # A signal may have broken off what torch does with the stack of modes.
+        stack = _get_current_function_mode_stack()
+        if stack and stack[-1] is self:
+            super().__exit__(*error)
+
 
 @contextmanager
 def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
@@ -40,14 +48,24 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
     compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
-    with _compiled_afterwards(), CALLS.wrapped(partial(_around, recorder, reading)):
-        for module in compiled:
-            module._compiled_call_impl = None  # it holds the method as it was
+    unfused = _Unfused()
+
+    def compile_again() -> None:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+
+    with (
+        _compiled_afterwards(),
+        function_mode_goes(unfused),
+        CALLS.wrapped(partial(_around, recorder, reading, unfused)),
+        undone_in_child(compile_again),
+    ):
         try:
+            for module in compiled:
+                module._compiled_call_impl = None  # it holds the method as it was
             yield
         finally:
-            for module, call in compiled.items():
-                module._compiled_call_impl = call
+            compile_again()
 
 
 @contextmanager
@@ -69,7 +87,9 @@ def _compiled_afterwards() -> Iterator[None]:
             module.compile(*args, **kwargs)
 
 
-def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) -> Callable[..., Any]:
+def _around(
+    recorder: Recorder, reading: Reading, unfused: _Unfused, original: Callable[..., Any]
+) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     uncounted: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
@@ -89,7 +109,7 @@ def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) 
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if module in fused:
-                with _Unfused():
+                with unfused:
                     result = original(module, *args, **kwargs)
             else:
                 result = original(module, *args, **kwargs)

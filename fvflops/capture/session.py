@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.fake_tensors import find_fake_mode
+from fvflops.capture.forks import undone_in_child
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
 from fvflops.capture.meter import Meter
@@ -27,6 +31,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
 from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
@@ -56,6 +61,7 @@ class Session:
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
     ) -> None:
+        self._recorder: Recorder | None = None
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
@@ -76,8 +82,9 @@ class Session:
         self._weigh = weigh
         self._measure = measure
         self._stack = ExitStack()
-        self._recorder: Recorder | None = None
         self._thread = 0
+        self._modes: list[TorchDispatchMode] = []
+        self._before: TorchState | None = None
         self._rules: ShapeRules | None = None
         self._stand_ins: StandIns | None = None
         self._complete = True
@@ -97,7 +104,10 @@ class Session:
         recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit, meter=meter)
         recorder.homes = self._reading.homes()
         self._thread = threading.get_ident()
-        with ExitStack() as stack:
+        with deferred(), ExitStack() as stack:
+            self._modes = _get_current_dispatch_mode_stack()
+            stack.callback(recorder.close)
+            stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(eager())
             if self._execution == "real":
                 recorder.know(self._reading.storages, self._reading.rows)
@@ -120,9 +130,11 @@ class Session:
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
         stack.enter_context(unseen())
+        self._before = TorchState()
         snapshot, undo_log = Snapshot(reading, ()), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
+        stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
@@ -133,8 +145,12 @@ class Session:
         self._stand_ins.put_into(reading)
         states = OptimizerStates(mode, self._stand_ins)
         stack.callback(states.restore)
+        stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(watch(recorder, reading, mode, prepare=states.prepare))
-        stack.enter_context(nullcontext() if is_here(device) else OnThisMachine(device))
+        if not is_here(device):
+            elsewhere = OnThisMachine(device)
+            stack.enter_context(function_mode_goes(elsewhere))
+            elsewhere.__enter__()
 
     def stop(self, *, complete: bool = True) -> None:
         """Record no more, and leave no trace; `complete` says that the program came to its end.
@@ -145,16 +161,33 @@ class Session:
         recorder = self._running()
         self.check_thread()
         self._complete = complete
-        try:
-            self._stack.close()
-        finally:
-            recorder.close()
+        with deferred():
+            try:
+                if not complete:
+                    end_contexts(sys.exc_info()[1])
+                self._stack.close()
+            finally:
+                if self._before is not None and not complete:
+                    self._before.restore()
+                elif not complete:
+                    put_back_modes(self._modes)
         if self._rules is not None:
             self._about.update(self._rules.about())
             if recorder.failure is not None and complete:
                 self._complete = False
                 error = recorder.failure[2]
                 raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
+
+    def abandon(self) -> None:
+        """End a recording that nobody ends; of what the thread holds in which it was begun, another can end nothing."""
+        if self._recorder is not None and self._recorder.recording:
+            with deferred():
+                self._recorder.pause()
+                self._stack.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.abandon()
 
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""

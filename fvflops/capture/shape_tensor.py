@@ -45,11 +45,15 @@ class Home(Place):
 
     def __init__(self, run: Run, record: Record, index: int) -> None:
         self.run = run
-        self.record = record
         self.index = index
+        self.record = record
 
     def __del__(self) -> None:
-        self.record.freed(self.index)
+        try:
+            record = self.record
+        except AttributeError:
+            return  # a signal broke off its making
+        record.freed(self.index)
 
 
 class ShapeStorage:

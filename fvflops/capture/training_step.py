@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,11 +14,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from fvflops.capture.interrupts import deferred, is_interrupt
 from fvflops.capture.model import describe_inputs
 from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
+from fvflops.capture.torch_state import model_runs
 from fvflops.collector import uncollected
 from fvflops.trace import StopsAt, Trace
 
@@ -50,7 +52,7 @@ def record_step(
     the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
     A step that needs a number raises ExecutionError.
     """
-    with one_at_a_time(), unseen(), uncollected(), plain_sizes():
+    with deferred(), one_at_a_time(), unseen(), uncollected(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
         session.start()
@@ -61,19 +63,12 @@ def record_step(
                 parameter.grad = None
             made = [_make(item, model) for item in optimizers]
             session.resume()
-            args, kwargs = session.in_shapes((args, dict(kwargs)))
-            with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
-                for _ in range(micro_batches):
-                    # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
-                    result = model(*args, **kwargs)
-                    scalar = _loss_of(result, loss)
-                    scalar.backward()
-            for optimizer in made:
-                optimizer.step()
+            checkpoints = _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {}))
+            _make_step(model, session.in_shapes((args, dict(kwargs))), loss, made, checkpoints, micro_batches)
             complete = True
         except Exception as error:
             line = session.why_not(error)
-            if not wants_numbers(error):
+            if is_interrupt(error) or not wants_numbers(error):
                 raise
             what = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
@@ -82,7 +77,29 @@ def record_step(
         finally:
             session.stop(complete=complete)
         trace = session.trace()
+        del session  # what a signal raises in a finalizer is lost
         return replace(trace, about={**trace.about, "inputs": given})
+
+
+def _make_step(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    loss: Loss | None,
+    optimizers: Sequence[Optimizer],
+    checkpoints: AbstractContextManager[None],
+    micro_batches: int,
+) -> None:
+    """Make a step; a function of its own lets go of its tensors while signals are held back."""
+    args, kwargs = inputs
+    with checkpoints, torch.enable_grad(), model_runs():
+        for _ in range(micro_batches):
+            # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+            result = model(*args, **kwargs)
+            scalar = _loss_of(result, loss)
+            scalar.backward()
+    with model_runs():
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:

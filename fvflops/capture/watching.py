@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from fvflops.capture.control_flow import open_control_flow
 from fvflops.capture.data_exports import data_exports
 from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.forks import at_fork
 from fvflops.capture.functions import function_regions
+from fvflops.capture.interrupts import deferred
 from fvflops.capture.model_threads import model_threads
 from fvflops.capture.optimizers import optimizer_phase
 from fvflops.capture.passes import backward_passes
@@ -24,6 +26,7 @@ from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.scopes import module_scopes
 from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.torch_state import mode_is_on
 from fvflops.capture.triton_launches import triton_launches
 
 
@@ -60,7 +63,7 @@ def watch(
             stack.enter_context(backward_passes(recorder))
             stack.enter_context(recompute_phase(recorder))
             stack.enter_context(optimizer_phase(recorder, prepare))
-        stack.enter_context(mode)
+        stack.enter_context(mode_is_on(mode))
         yield
 
 
@@ -82,7 +85,8 @@ def eager() -> Iterator[None]:
                 loaded = is_compiler_loaded()
                 compiled = original(*args, **kwargs)
                 if not loaded and is_compiler_loaded():
-                    stack.enter_context(_EAGER.kept())
+                    with deferred():
+                        stack.enter_context(_EAGER.kept())
                 return compiled
 
             return compile_
@@ -96,26 +100,35 @@ class _Stance:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keepers = 0
+        self._keepers: set[object] = set()
         self._before = ExitStack()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Keep it eager as long as the context lasts."""
-        with self._lock:
-            if not self._keepers:
-                self._before.enter_context(torch.compiler.set_stance("force_eager"))
-            self._keepers += 1
+        keeper = object()
         try:
+            with deferred(), self._lock:
+                if not self._keepers:
+                    self._before.enter_context(torch.compiler.set_stance("force_eager"))
+                self._keepers.add(keeper)
             yield
         finally:
-            with self._lock:
-                self._keepers -= 1
-                if not self._keepers:
-                    self._before.close()
+            with deferred(), self._lock:
+                if keeper in self._keepers:  # a forked child has left
+                    self._keepers.remove(keeper)
+                    if not self._keepers:
+                        self._before.close()
+
+    def leave(self) -> None:
+        """In a forked child, keep it eager for nobody."""
+        self._lock = threading.Lock()
+        self._keepers.clear()
+        self._before.close()
 
 
 _EAGER = _Stance()
+at_fork(_EAGER.leave)
 _COMPILE = Patch(torch, "compile")
 
 
