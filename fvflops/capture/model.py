@@ -37,23 +37,23 @@ def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
     a second time.
     """
     found: list[tuple[str, nn.Module]] = []
-    inside: set[int] = set()
-
-    def visit(path: str, module: nn.Module) -> None:
-        found.append((path, module))
-        children = module._modules
-        if children:
-            inside.add(id(module))
-            prefix = path + "." if path else ""
-            for key, child in children.items():
-                if child is not None:
-                    child = unwrap_compiled(child)
-                    if id(child) not in inside:
-                        visit(prefix + key, child)
-            inside.discard(id(module))
-
-    visit("", unwrap_compiled(model))
+    _visit("", unwrap_compiled(model), found, set())
     return found
+
+
+def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], inside: set[int]) -> None:
+    # No function inside another: one that calls itself is a cycle, which would keep the modules alive.
+    found.append((path, module))
+    children = module._modules
+    if children:
+        inside.add(id(module))
+        prefix = path + "." if path else ""
+        for key, child in children.items():
+            if child is not None:
+                child = unwrap_compiled(child)
+                if id(child) not in inside:
+                    _visit(prefix + key, child, found, inside)
+        inside.discard(id(module))
 
 
 def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:

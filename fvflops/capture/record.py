@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -179,17 +180,19 @@ def _by_shapes(
             return run.by_shapes(impersonated, homes, rules)
         except Exception as error:
             other, _ = _another_way(error)
+            failure = run.failure
+            line = run.why_not(error)
+            run.forget_errors()
             if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
                 vocabulary = other
                 continue
-            line = run.why_not(error)
             if may_fall_back:
                 return line
-            if not wants_numbers(error if run.failure is None else run.failure[2]):
+            if not wants_numbers(error if failure is None else failure[2]):
                 raise
             what = "pass real weights" if on_meta else 'use execution="auto"'
-            if run.failure is not None and rules.can_assume(run.failure[0]):
-                what += f", or give the op a size: assume={{{run.failure[0]!r}: ...}}"
+            if failure is not None and rules.can_assume(failure[0]):
+                what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
             raise ExecutionError(f"{line}: {what}") from error
 
 
@@ -277,7 +280,7 @@ class _Run:
                     training=self._loss is not None,
                 ),
             ):
-                self._call(self._args, self._kwargs)
+                copy_context().run(self._call, self._args, self._kwargs)
             return self._trace("real")
 
     def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
@@ -297,7 +300,7 @@ class _Run:
                     watch(self._recorder, self._reading, mode, training=self._loss is not None),
                     nullcontext() if is_here(device) else OnThisMachine(device),
                 ):
-                    self._call(args, kwargs)
+                    copy_context().run(self._call, args, kwargs)
             finally:
                 mode.close()
             if self.failure is not None:  # the model caught it, and took another path than it would have
@@ -312,6 +315,10 @@ class _Run:
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""
         return self._recorder.why_not(error)
+
+    def forget_errors(self) -> None:
+        """Let go of errors, whose frames hold this run and its tensors."""
+        self._recorder.forget_errors()
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()
@@ -373,7 +380,7 @@ class _Run:
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._reading, (self._args, self._kwargs))
+        snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
         undo_log = UndoLog()
         with ExitStack() as stack:
             # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,14 +59,8 @@ def record_step(
                 parameter.grad = None
             made = [_make(item, model) for item in optimizers]
             args, kwargs = session.in_shapes((args, dict(kwargs)))
-            with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})), torch.enable_grad():
-                for _ in range(micro_batches):
-                    # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
-                    result = model(*args, **kwargs)
-                    scalar = _loss_of(result, loss)
-                    scalar.backward()
-            for optimizer in made:
-                optimizer.step()
+            with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})):
+                copy_context().run(_take_step, model, args, kwargs, loss, micro_batches, made)
             complete = True
         except Exception as error:
             line = session.why_not(error)
@@ -79,6 +74,24 @@ def record_step(
             session.stop(complete=complete)
         trace = session.trace()
         return replace(trace, about={**trace.about, "inputs": given})
+
+
+def _take_step(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss: Loss | None,
+    micro_batches: int,
+    optimizers: Sequence[Optimizer],
+) -> None:
+    with torch.enable_grad():
+        for _ in range(micro_batches):
+            # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+            result = model(*args, **kwargs)
+            scalar = _loss_of(result, loss)
+            scalar.backward()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
