@@ -6,13 +6,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import BuiltinMethodType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from fvflops.capture.contents import GENERATORS, PLAIN, UNSHARED, Iterators, Restore, Save, Saved, is_iterator, save_for
-from fvflops.capture.namespaces import Namespaces, attributes_of, mro_of, namespace_of
+from fvflops.capture.namespaces import ABSENT, Namespaces, attributes_of, namespace_of, read_slot, slots_of
 from fvflops.capture.tensor_state import TensorState, note_tensor, restore_all, restore_tensor
 
 # So many objects are followed, the nearest first: a module may contain a data set, or a trainer that contains all else.
@@ -28,8 +28,6 @@ _CLOSED = frozenset(
 )
 _CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
-_ABSENT = object()
 
 
 class _Kind(NamedTuple):
@@ -207,14 +205,7 @@ def _read_kind(cls: type) -> _Kind:
     module = namespace_of(cls).get("__module__") if cls.__flags__ & _MADE_BY_PYTHON else cls.__module__
     if save is None and type(module) is str and _is_closed(module):
         return _Kind(None, None, ())
-    slots = [
-        value
-        for base in mro_of(cls)
-        if "__slots__" in namespace_of(base)
-        for value in namespace_of(base).values()
-        if type(value) is MemberDescriptorType
-    ]
-    return _Kind(save, attributes_of(cls), tuple(slots))
+    return _Kind(save, attributes_of(cls), slots_of(cls))
 
 
 def _is_closed(module: str) -> bool:
@@ -222,22 +213,15 @@ def _is_closed(module: str) -> bool:
     return first in _CLOSED or f"{first}.{rest.partition('.')[0]}" in _CLOSED
 
 
-def _read_slot(slot: Any, item: Any) -> Any:
-    try:
-        return slot.__get__(item)
-    except AttributeError:
-        return _ABSENT
-
-
 def _save_slots(owner: _Slots) -> Saved:
-    values = [_read_slot(slot, owner.item) for slot in owner.slots]
+    values = [read_slot(slot, owner.item) for slot in owner.slots]
     return values, _restore_slots, values
 
 
 def _restore_slots(owner: _Slots, before: list[Any]) -> None:
     for slot, value in zip(owner.slots, before, strict=True):
-        if _read_slot(slot, owner.item) is not value:
-            if value is _ABSENT:
+        if read_slot(slot, owner.item) is not value:
+            if value is ABSENT:
                 slot.__delete__(owner.item)
             else:
                 slot.__set__(owner.item, value)

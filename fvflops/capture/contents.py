@@ -30,19 +30,24 @@ Restore = Callable[[Any, Any], None]
 Saved = tuple[Any, Restore | None, Iterable[Any]]
 Save = Callable[[Any], Saved]
 
-_CACHE = type(cache(len))
-_HINTED = tuple(
-    map(
-        type,
-        (
-            *map(
-                iter, ([], (), range(0), range(1 << 70), "", "é", b"", bytearray(), {}, {}.values(), {}.items(), set())
-            ),
-            *map(reversed, ([], range(0), {}, {}.values(), {}.items())),  # type: ignore[call-overload]
-            itertools.repeat(0, 1),
-        ),
-    )
+CACHE = type(cache(len))
+_EMPTIES: tuple[Any, ...] = (
+    [],
+    (),
+    range(0),
+    range(1 << 70),
+    "",
+    "é",
+    b"",
+    bytearray(),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
 )
+_TURNABLE: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
+# Those that tell how many items they have yet to give.
+_HINTED = frozenset(map(type, [*map(iter, _EMPTIES), *map(reversed, _TURNABLE), itertools.repeat(0, 1)]))
 _ITERATORS = frozenset(
     (
         *_HINTED,
@@ -194,7 +199,11 @@ def _save_random(item: random.Random) -> Saved:
 
 
 def _save_generator(item: torch.Generator) -> Saved:
-    return item.get_state(), torch.Generator.set_state, ()
+    return item.get_state(), _restore_generator, ()
+
+
+def _restore_generator(item: torch.Generator, before: torch.Tensor) -> None:
+    item.set_state(before)
 
 
 def _save_stream(item: Any) -> Saved:
@@ -234,7 +243,7 @@ def _restore_cell(item: CellType, before: list[Any]) -> None:
 
 def _save_cache(item: Any) -> Saved:
     """Save what `functools.lru_cache` keeps: an unbounded one by its dict, another can only be cleared."""
-    info = _CACHE.cache_info(item)
+    info = CACHE.cache_info(item)
     own = item.__dict__
     kept = [value for value in gc.get_referents(item) if value is not own and type(value) is not type]
     if info.maxsize is None:
@@ -243,8 +252,8 @@ def _save_cache(item: Any) -> Saved:
 
 
 def _restore_cache(item: Any, misses: int) -> None:
-    if _CACHE.cache_info(item).misses != misses:
-        _CACHE.cache_clear(item)
+    if CACHE.cache_info(item).misses != misses:
+        CACHE.cache_clear(item)
 
 
 def _save_partial(item: partial[Any]) -> Saved:
@@ -256,7 +265,10 @@ def _save_local(item: threading.local) -> Saved:
 
 
 def _save_variable(item: ContextVar[Any]) -> Saved:
-    return None, None, (item.get(None),)
+    try:
+        return None, None, (item.get(),)
+    except LookupError:
+        return None, None, ()
 
 
 _SAVES: tuple[tuple[Any, Save], ...] = (
@@ -272,7 +284,7 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
     (random.Random, _save_random),
     (torch.Generator, _save_generator),
     ((io.BytesIO, io.StringIO), _save_stream),
-    (_CACHE, _save_cache),
+    (CACHE, _save_cache),
     (partial, _save_partial),
     (threading.local, _save_local),
     (ContextVar, _save_variable),
@@ -280,7 +292,7 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
 
 
 # What restores random generators, and what restores objects that no other object can be in.
-GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, torch.Generator.set_state})
+GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, _restore_generator})
 UNSHARED = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
 
 

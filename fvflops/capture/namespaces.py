@@ -5,7 +5,7 @@ from __future__ import annotations
 import opcode
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, GetSetDescriptorType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from fvflops.capture.contents import PLAIN
@@ -20,7 +20,7 @@ _BY_NAME = frozenset(opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLO
 _LOAD, _IMPORT, _EXTEND = (opcode.opmap[name] for name in ("LOAD_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG"))
 _SHIFT = 1 if sys.version_info >= (3, 11) else 0
 
-_ABSENT = object()
+ABSENT = object()
 
 mro_of = vars(type)["__mro__"].__get__
 namespace_of = vars(type)["__dict__"].__get__
@@ -43,9 +43,28 @@ def attributes_of(cls: type) -> Any:
     """Return what reads the `__dict__` of a class's objects, whatever they say; None where they have none."""
     for base in mro_of(cls):
         found = namespace_of(base).get("__dict__")
-        if type(found) is GetSetDescriptorType:
+        if type(found) in (GetSetDescriptorType, MemberDescriptorType):
             return found.__get__
     return None
+
+
+def slots_of(cls: type) -> tuple[Any, ...]:
+    """Return the descriptors of the slots of a class's objects."""
+    return tuple(
+        value
+        for base in mro_of(cls)
+        if "__slots__" in namespace_of(base)
+        for value in namespace_of(base).values()
+        if type(value) is MemberDescriptorType
+    )
+
+
+def read_slot(slot: Any, item: Any) -> Any:
+    """Return what is in a slot, ABSENT where nothing is."""
+    try:
+        return slot.__get__(item)
+    except AttributeError:
+        return ABSENT
 
 
 class Namespaces:
@@ -79,12 +98,12 @@ class Namespaces:
 
     def _read(self, namespace: dict[str, Any], name: str, names: Iterable[str]) -> Iterator[Any]:
         _, before = self._globals.setdefault(id(namespace), (namespace, {}))
-        value = namespace.get(name, _ABSENT)
+        value = namespace.get(name, ABSENT)
         met = name in before
         before.setdefault(name, value)
         if type(value) is ModuleType:
             yield from self._read_module(value, names)
-        elif not met and value is not _ABSENT and type(value) not in PLAIN:
+        elif not met and value is not ABSENT and type(value) not in PLAIN:
             yield value
 
     def _read_module(self, module: Any, names: Iterable[str]) -> Iterator[Any]:
@@ -98,7 +117,7 @@ class Namespaces:
 
     def of_class(self, cls: type) -> list[Any]:
         """Return what a class and its bases contain that was not met before."""
-        found: list[Any] = []
+        found: list[Any] = [type(cls)]
         for base in mro_of(cls):
             namespace: Mapping[str, Any] = namespace_of(base)
             if id(base) in self._classes or is_library(namespace.get("__module__")):
@@ -128,15 +147,15 @@ class Namespaces:
         for namespace, before in self._globals.values():
             yield from (namespace[name] for name, value in before.items() if namespace.get(name, value) is not value)
         for cls, before in self._classes.values():
-            yield from (value for name, value in namespace_of(cls).items() if before.get(name, _ABSENT) is not value)
+            yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
     def restore(self, moved: Mapping[int, Any]) -> None:
         """Put back what differs; `moved` are copies of iterators, by the identity of what they are to replace."""
         for namespace, before in self._globals.values():
             for name, value in before.items():
                 value = moved.get(id(value), value)
-                if namespace.get(name, _ABSENT) is not value:
-                    if value is _ABSENT:
+                if namespace.get(name, ABSENT) is not value:
+                    if value is ABSENT:
                         del namespace[name]
                     else:
                         namespace[name] = value
@@ -146,9 +165,8 @@ class Namespaces:
                 type.__delattr__(cls, name)
             for name, value in before.items():
                 value = moved.get(id(value), value)
-                if now.get(name, _ABSENT) is not value and not name.startswith("__"):
+                if now.get(name, ABSENT) is not value and not name.startswith("__"):
                     type.__setattr__(cls, name, value)
-
 
     def move(self, moved: Mapping[int, Any]) -> None:
         """Put copies in the place of iterators alone."""

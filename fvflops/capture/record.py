@@ -8,6 +8,7 @@ import platform
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
@@ -33,6 +34,7 @@ from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.survivors import release, say_kept
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import Region, Signature, StopsAt, Trace
 from fvflops.trace.printable import show
@@ -106,16 +108,23 @@ def record_call(
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
-        failure = ""
+        failure, shapes = "", None
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected():
-                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
-            if isinstance(outcome, Trace):
-                if "supposed" in outcome.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", show(outcome.about["supposed"]))
-                return outcome
-            failure = outcome
-        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+                shapes, failure = _by_shapes(
+                    model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines
+                )
+            if shapes is not None and not failure:
+                if "supposed" in shapes.about:
+                    _LOGGER.warning("supposed, for want of a number: %s", show(shapes.about["supposed"]))
+                return shapes
+        try:
+            trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+        except Exception:
+            if shapes is None:
+                raise
+            _LOGGER.warning("%s, and the model cannot be run for real", show(failure))
+            return shapes
         if failure:
             _LOGGER.warning("%s; the model was run for real", show(failure))
         return trace
@@ -164,8 +173,8 @@ def _by_shapes(
     loss: Loss | None,
     weigh: Weigh | None,
     lines: bool,
-) -> Trace | str:
-    """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
+) -> tuple[Trace | None, str]:
+    """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
     reading = Reading(model)
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
@@ -177,7 +186,11 @@ def _by_shapes(
     while True:
         run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
         try:
-            return run.by_shapes(impersonated, homes, rules)
+            trace = run.by_shapes(impersonated, homes, rules)
+            left = run.release()
+            if left and not may_fall_back:
+                _LOGGER.warning("%s", show(left))
+            return trace, left if may_fall_back else ""
         except Exception as error:
             other, _ = _another_way(error)
             failure = run.failure
@@ -187,7 +200,8 @@ def _by_shapes(
                 vocabulary = other
                 continue
             if may_fall_back:
-                return line
+                return None, line
+            run.release()
             if not wants_numbers(error if failure is None else failure[2]):
                 raise
             what = "pass real weights" if on_meta else 'use execution="auto"'
@@ -265,6 +279,7 @@ class _Run:
         self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
+        self._mode: weakref.ref[ShapeMode] | None = None
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -287,6 +302,7 @@ class _Run:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
+            self._mode = weakref.ref(mode)
             mode.reals.know(*self._held())
             mode.reals.know(*self._inputs())
             args, kwargs = self._args, self._kwargs
@@ -319,6 +335,10 @@ class _Run:
     def forget_errors(self) -> None:
         """Let go of errors, whose frames hold this run and its tensors."""
         self._recorder.forget_errors()
+
+    def release(self) -> str:
+        """Take the tensors of a run by shapes out of what keeps them; return in one line what cannot be undone."""
+        return say_kept(release(self._mode)) if self._mode is not None else ""
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()

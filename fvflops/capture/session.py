@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Collection, Mapping
+import weakref
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -26,6 +27,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.survivors import release, say_kept
 from fvflops.capture.watching import eager, watch
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
@@ -40,7 +42,7 @@ class Session:
     `model` is a module, whose wrapper for data parallelism is looked through, or None. `execution` is "real": the
     program runs as it would without, and what it changes stays changed; or "shapes": nothing is computed, as in
     `record_call`, recordings around this one see nothing of it, and at the end the model and the optimizers that took a
-    step are as they were.
+    step are as they were, and so are `inputs`, and what `code` uses.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Session:
         assume: Mapping[str, Any] | None = None,
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
+        inputs: Any = (),
+        code: Iterable[Any] = (),
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
@@ -73,6 +77,9 @@ class Session:
         self._assume = assume
         self._weigh = weigh
         self._measure = measure
+        self._inputs = inputs
+        self._code = code
+        self._mode: weakref.ref[ShapeMode] | None = None
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
         self._thread = 0
@@ -112,12 +119,13 @@ class Session:
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
         stack.enter_context(unseen())
-        snapshot, undo_log = Snapshot(reading, ()), UndoLog()
+        snapshot, undo_log = Snapshot(reading, self._inputs, self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
+        self._mode = weakref.ref(mode)
         stack.callback(mode.close)
         mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
         self._stand_ins = StandIns(mode)
@@ -139,6 +147,7 @@ class Session:
         try:
             self._stack.close()
         finally:
+            self._stand_ins = None
             recorder.close()
         if self._rules is not None:
             self._about.update(self._rules.about())
@@ -146,6 +155,14 @@ class Session:
                 self._complete = False
                 error = recorder.failure[2]
                 raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
+
+    def release(self) -> str:
+        """Take the tensors of a run by shapes that is over out of what keeps them; return in one line what still does.
+
+        That is for a caller who has let go of them: a program may go on with those that its run gave it.
+        """
+        self._stack = ExitStack()
+        return say_kept(release(self._mode)) if self._mode is not None else ""
 
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
@@ -20,6 +21,9 @@ from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, u
 from fvflops.capture.rules.assumptions import can_be_assumed
 from fvflops.capture.session import Session
 from fvflops.trace import StopsAt, Trace
+from fvflops.trace.printable import show
+
+_LOGGER = logging.getLogger("fvflops")
 
 # An optimizer, or what makes one of parameters: a class, or a partial of one.
 OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
@@ -51,16 +55,21 @@ def record_step(
     """
     with one_at_a_time(), unseen(), uncollected():
         given = ", ".join(describe_inputs(args, kwargs))
-        session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
+        session = Session(
+            model,
+            stops_at=stops_at,
+            execution="shapes",
+            device=device,
+            assume=assume,
+            weigh=weigh,
+            inputs=(args, kwargs),
+            code=(loss,),
+        )
         session.start()
         complete = False
         try:
-            for parameter in model.parameters():
-                parameter.grad = None
-            made = [_make(item, model) for item in optimizers]
-            args, kwargs = session.in_shapes((args, dict(kwargs)))
             with _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {})):
-                copy_context().run(_take_step, model, args, kwargs, loss, micro_batches, made)
+                copy_context().run(_take_step, session, model, (args, kwargs), loss, optimizers, micro_batches)
             complete = True
         except Exception as error:
             line = session.why_not(error)
@@ -72,25 +81,32 @@ def record_step(
             raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
+            kept = session.release()
+            if kept:
+                _LOGGER.warning("%s", show(kept))
         trace = session.trace()
         return replace(trace, about={**trace.about, "inputs": given})
 
 
 def _take_step(
+    session: Session,
     model: nn.Module,
-    args: Any,
-    kwargs: Any,
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     loss: Loss | None,
+    optimizers: Sequence[OptimizerMaker],
     micro_batches: int,
-    optimizers: Sequence[Optimizer],
 ) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+    made = [_make(item, model) for item in optimizers]
+    args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with torch.enable_grad():
         for _ in range(micro_batches):
             # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
             result = model(*args, **kwargs)
             scalar = _loss_of(result, loss)
             scalar.backward()
-    for optimizer in optimizers:
+    for optimizer in made:
         optimizer.step()
 
 
