@@ -1,4 +1,4 @@
-"""Kinds of places in which a model keeps tensors, each as the source of a module of its own, and what compares twins."""
+"""Kinds of places in which a model keeps tensors, each as a module's source, and the comparison of twins."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from fvflops.capture.namespaces import attributes_of
 
 # `set_up` prepares a model, `keep` returns what its forward adds to its result and keeps tensors while at that.
 _FRAME = """
@@ -120,8 +122,8 @@ def picture(module: ModuleType, model: nn.Module) -> list[Any]:
         slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ()) if base.__module__ == _NAME]
         found = [(name, draw(getattr(item, name, None))) for name in slots]
         if kind.__module__.startswith((_NAME, "torch.nn", "types", "weakref", "queue", "enum")) or kind in _OPEN:
-            attributes = next(vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base))
-            found += draw(attributes.__get__(item))[1] if not slots else []
+            attributes = attributes_of(kind)
+            found += draw(attributes(item))[1] if attributes is not None and not slots else []
         return found
 
     own = {name: value for name, value in vars(module).items() if name not in _PRELUDE}
@@ -748,8 +750,6 @@ class Lies:
     kept = 0
     @property
     def __class__(self): return dict
-    @property
-    def __dict__(self): raise ValueError
     @property
     def value(self): raise ValueError
 def set_up(self):

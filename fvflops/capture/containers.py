@@ -92,6 +92,7 @@ class Containers:
         """Return an object's attributes, and note its slots."""
         if cls is FunctionType or issubclass(cls, type):
             self.code.append(item)
+            self._seen.discard(id(item))
             return ()
         if cls is MethodType:
             return item.__self__, item.__func__
@@ -136,12 +137,12 @@ class Surroundings(Containers):
     """What code uses outside of a model, in globals, classes, closures and caches, as it was before a run.
 
     It is restored if the run has left tensors there, which belong to the run: a list in which a hook counts calls is
-    the program's. Random generators and iterators are always restored.
+    the program's. Random generators and iterators are always restored. `whole` is that of `Namespaces`.
     """
 
-    def __init__(self, seen: set[int]) -> None:
+    def __init__(self, seen: set[int], *, whole: bool) -> None:
         super().__init__(seen)
-        self._namespaces = Namespaces()
+        self._namespaces = Namespaces(whole=whole)
 
     def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
         if cls is FunctionType:

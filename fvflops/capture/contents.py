@@ -208,12 +208,12 @@ def _restore_generator(item: torch.Generator, before: torch.Tensor) -> None:
 
 def _save_stream(item: Any) -> Saved:
     base: Any = io.BytesIO if issubclass(type(item), io.BytesIO) else io.StringIO
-    return None if item.closed else base.__getstate__(item)[:2], _restore_stream, ()
+    return None if item.closed else base.__getstate__(item)[:-1], _restore_stream, ()
 
 
 def _restore_stream(item: Any, before: Any) -> None:
     base: Any = io.BytesIO if issubclass(type(item), io.BytesIO) else io.StringIO
-    if before is not None and not item.closed and base.__getstate__(item)[:2] != before:
+    if before is not None and not item.closed and base.__getstate__(item)[:-1] != before:
         base.__setstate__(item, (*before, None))
 
 

@@ -81,7 +81,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         canonical=canonical,
         class_name=module._get_name(),
         classes=classes,
-        extra_repr=module.extra_repr(),
+        extra_repr=_extra_repr(module),
         has_forward=has_forward,
         parameters=tensors(module._parameters),
         buffers=tensors(module._buffers),
@@ -96,6 +96,13 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
     )
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return str(module.extra_repr())
+    except Exception:  # a model runs without it
+        return ""
 
 
 def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) -> ParameterInfo:
@@ -127,9 +134,11 @@ def _forward_of(cls: type) -> Any:
 
 
 def _is_described(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(isinstance(item, (int, float, str)) for item in value)
-    return isinstance(value, (bool, int, float, str)) or value is None
+    # By its type and the base's methods: a subclass's own may raise, and it may say that it is another class.
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))
+    return issubclass(kind, (int, float, str)) or value is None
 
 
 def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:

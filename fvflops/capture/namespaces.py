@@ -71,10 +71,12 @@ class Namespaces:
     """What the globals and the classes contain that code uses, as it was when they were first met.
 
     The code is followed through the names in it, without being run: of a class those methods are read whose name occurs
-    in code read so far, and those that Python calls.
+    in code read so far, and those that Python calls. `whole` says to note all globals of the modules of that code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._wholes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
         self._names = {"forward"}
@@ -87,6 +89,8 @@ class Namespaces:
             return []
         _, used, imported, names = _names_of(function.__code__)
         found: list[Any] = []
+        if self._whole and id(namespace) not in self._wholes:
+            self._wholes[id(namespace)] = namespace, dict(namespace)
         for name in used:
             found += self._read(namespace, name, names)
         for name in imported:
@@ -144,14 +148,19 @@ class Namespaces:
 
     def values(self) -> Iterator[Any]:
         """Yield what is now in the globals and the classes."""
-        for namespace, before in self._globals.values():
+        for namespace, before in (*self._globals.values(), *self._wholes.values()):
             yield from (namespace[name] for name, value in before.items() if namespace.get(name, value) is not value)
+        for namespace, before in self._wholes.values():
+            yield from (namespace[name] for name in namespace.keys() - before.keys())
         for cls, before in self._classes.values():
             yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
     def restore(self, moved: Mapping[int, Any]) -> None:
         """Put back what differs; `moved` are copies of iterators, by the identity of what they are to replace."""
-        for namespace, before in self._globals.values():
+        for namespace, before in self._wholes.values():
+            for name in namespace.keys() - before.keys():
+                del namespace[name]
+        for namespace, before in (*self._globals.values(), *self._wholes.values()):
             for name, value in before.items():
                 value = moved.get(id(value), value)
                 if namespace.get(name, ABSENT) is not value:

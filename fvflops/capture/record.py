@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
+from fvflops.capture.exports import saved_exports
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
 from fvflops.capture.meter import Meter
@@ -107,7 +108,7 @@ def record_call(
         stack.enter_context(eager())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
+        once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected():
@@ -185,29 +186,43 @@ def _by_shapes(
     vocabulary = "composite" if loss is None else "core"
     while True:
         run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
-        try:
-            trace = run.by_shapes(impersonated, homes, rules)
-            left = run.release()
-            if left and not may_fall_back:
-                _LOGGER.warning("%s", show(left))
-            return trace, left if may_fall_back else ""
-        except Exception as error:
-            other, _ = _another_way(error)
-            failure = run.failure
-            line = run.why_not(error)
-            run.forget_errors()
-            if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
-                vocabulary = other
-                continue
-            if may_fall_back:
-                return None, line
-            run.release()
-            if not wants_numbers(error if failure is None else failure[2]):
-                raise
-            what = "pass real weights" if on_meta else 'use execution="auto"'
-            if failure is not None and rules.can_assume(failure[0]):
-                what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {what}") from error
+        trace, other, failure = _try_shapes(run, vocabulary, impersonated, homes, rules, may_fall_back, on_meta)
+        kept = run.release()  # without the error, whose frames hold tensors too
+        if trace is None and other != vocabulary:
+            vocabulary = other
+            continue
+        if kept and not may_fall_back:
+            _LOGGER.warning("%s", show(kept))
+        return trace, failure or (kept if may_fall_back else "")
+
+
+def _try_shapes(
+    run: _Run,
+    vocabulary: str,
+    device: torch.device,
+    homes: Sequence[torch.device],
+    rules: ShapeRules,
+    may_fall_back: bool,
+    on_meta: bool,
+) -> tuple[Trace | None, str, str]:
+    """Return the Trace of a run by shapes, if there is one, the vocabulary in which there may be one, and why not."""
+    try:
+        return run.by_shapes(device, homes, rules), vocabulary, ""
+    except Exception as error:
+        other, _ = _another_way(error)
+        failure, line = run.failure, run.why_not(error)
+        run.forget_errors()
+        if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
+            return None, other, line
+        if may_fall_back:
+            return None, vocabulary, line
+        run.release()
+        if not wants_numbers(error if failure is None else failure[2]):
+            raise
+        what = "pass real weights" if on_meta else 'use execution="auto"'
+        if failure is not None and rules.can_assume(failure[0]):
+            what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
+        raise ExecutionError(f"{line}: {what}") from error
 
 
 def wants_numbers(error: Exception) -> bool:
@@ -410,6 +425,7 @@ class _Run:
                 # The snapshot knows the model's own; a function, or a module, may use others too.
                 stack.enter_context(gradients_restored())
             stack.callback(undo_log.undo)
+            stack.enter_context(saved_exports(undo_log, self._recorder.fresh))
             yield undo_log
 
 

@@ -51,11 +51,13 @@ def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 class UndoLog:
     """The first contents of each storage that a run writes to and that existed before the run.
 
-    It is keyed by storage, so that a write through one view restores all of them. Sparse tensors are not covered.
+    It is keyed by storage, so that a write through one view restores all of them. A sparse tensor, or one of mkldnn, is
+    kept as a whole.
     """
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def before(
         self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], fresh: Mapping[int, Any]
@@ -63,16 +65,25 @@ class UndoLog:
         """Save what a call is about to overwrite, except the storages in `fresh`, which the run itself made."""
         for value in written_arguments(schema, args, kwargs):
             for tensor in tensors_of(value):
-                self._save(tensor, fresh)
+                self.save(tensor, fresh)
 
-    def _save(self, tensor: torch.Tensor, fresh: Mapping[int, Any]) -> None:
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    def save(self, tensor: torch.Tensor, fresh: Mapping[int, Any], largest: int | None = None) -> None:
+        """Save a tensor's contents, unless there are more than `largest` bytes."""
+        if tensor.layout is not torch.strided:
+            self._save_copy(tensor)
+            return
+        if tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
         key = id(storage)  # torch keeps the object as long as the storage lives
-        if key not in fresh and key not in self._saved:
+        if key not in fresh and key not in self._saved and (largest is None or storage.nbytes() <= largest):
             with _disable_current_modes():  # copying a storage is ops too
                 self._saved[key] = (storage, storage.clone())
+
+    def _save_copy(self, tensor: torch.Tensor) -> None:
+        if id(tensor) not in self._copies and not tensor.is_nested:
+            with _disable_current_modes():
+                self._copies[id(tensor)] = (tensor, tensor.detach().clone())
 
     def undo(self) -> None:
         """Put the saved contents back."""
@@ -81,7 +92,10 @@ class UndoLog:
                 if storage.nbytes() != contents.nbytes():
                     storage.resize_(contents.nbytes())
                 storage.copy_(contents)
+            for tensor, copy in self._copies.values():
+                tensor.data = copy
         self._saved.clear()
+        self._copies.clear()
 
 
 def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[Any]:
@@ -101,14 +115,15 @@ class Snapshot:
 
     Of each module the attributes are noted, hooks included, and the containers and objects in them, and so of the
     inputs; of the code of the model's classes, of the functions in its attributes, and of those in `code` also the
-    globals, class attributes and closures that it uses. Values are compared by identity.
+    globals, class attributes and closures that it uses. Values are compared by identity. `program` says that the run is
+    a program's own, whose other globals are not the model's.
     """
 
-    def __init__(self, reading: Reading, inputs: Any, code: Iterable[Any] = ()) -> None:
+    def __init__(self, reading: Reading, inputs: Any, code: Iterable[Any] = (), *, program: bool = False) -> None:
         self._reading = reading
         seen = set(map(id, reading.names))
         self._held = Containers(seen)
-        self._around = Surroundings(seen)
+        self._around = Surroundings(seen, whole=not program)
         with _disable_current_modes():
             tensors = reading.tensors
             self._grads = [tensor.grad if tensor.is_leaf else None for tensor in tensors]

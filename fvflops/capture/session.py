@@ -14,6 +14,7 @@ from torch import nn
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.exports import saved_exports
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
 from fvflops.capture.meter import Meter
@@ -119,10 +120,11 @@ class Session:
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
         stack.enter_context(unseen())
-        snapshot, undo_log = Snapshot(reading, self._inputs, self._code), UndoLog()
+        snapshot, undo_log = Snapshot(reading, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         stack.callback(undo_log.undo)
+        stack.enter_context(saved_exports(undo_log, recorder.fresh))
         stack.enter_context(gradients_restored())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
         self._mode = weakref.ref(mode)
