@@ -11,12 +11,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.contents import GENERATORS, PLAIN, UNSHARED, Iterators, Restore, Save, Saved, is_iterator, save_for
+from fvflops.capture.contents import (
+    GENERATORS,
+    PLAIN,
+    UNCHANGING,
+    UNSHARED,
+    Iterators,
+    Restore,
+    Save,
+    Saved,
+    is_iterator,
+    restore_dict,
+    save_for,
+)
 from fvflops.capture.namespaces import ABSENT, Namespaces, attributes_of, namespace_of, read_slot, slots_of
 from fvflops.capture.tensor_state import TensorState, note_tensor, restore_all, restore_tensor
 
 # So many objects are followed, the nearest first: a module may contain a data set, or a trainer that contains all else.
 _LIMIT = 1 << 16
+# And the code of a function that calls one that calls one, so many times.
+_DEPTH = 4
 # Parts of libraries whose objects' attributes are no state of a model.
 _CLOSED = frozenset(
     {
@@ -69,6 +83,8 @@ class Containers:
             if cls in PLAIN or id(item) in self._seen:
                 continue
             self._seen.add(id(item))
+            if cls in UNCHANGING:
+                continue
             self._kept.append(item)
             if issubclass(cls, torch.Tensor):
                 self.tensors.append(item)
@@ -143,11 +159,19 @@ class Surroundings(Containers):
     def __init__(self, seen: set[int], *, whole: bool) -> None:
         super().__init__(seen)
         self._namespaces = Namespaces(whole=whole)
+        self._named: list[Any] = []
+
+    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Note what can be reached from functions and classes, through so many calls of functions by functions."""
+        for _ in range(_DEPTH):
+            self._named = []
+            super().watch(values, objects=objects)
+            values = self._named
 
     def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
         if cls is FunctionType:
-            self._note(_save_function, item)
-            return *_parts_of(item), *self._namespaces.of_function(item)
+            self._named += self._namespaces.of_function(item)
+            return self._note(_save_function, item)
         if issubclass(cls, type):
             return self._namespaces.of_class(item)
         return super()._follow(item, cls, kind)
@@ -229,18 +253,25 @@ def _restore_slots(owner: _Slots, before: list[Any]) -> None:
 
 
 def _parts_of(function: FunctionType) -> list[Any]:
-    return [function.__dict__, *(function.__closure__ or ()), *(function.__defaults__ or ()), function.__kwdefaults__]
+    parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ())]
+    if function.__kwdefaults__:
+        parts.append(function.__kwdefaults__)
+    if function.__dict__:
+        parts += function.__dict__.values()
+    return parts
 
 
 def _save_function(function: FunctionType) -> Saved:
-    before = [function.__defaults__, function.__kwdefaults__, function.__code__]
+    before = [function.__defaults__, function.__kwdefaults__, function.__code__, function.__dict__.copy()]
     return before, _restore_function, _parts_of(function)
 
 
 def _restore_function(function: FunctionType, before: list[Any]) -> None:
-    for name, value in zip(("__defaults__", "__kwdefaults__", "__code__"), before, strict=True):
+    *parts, attributes = before
+    for name, value in zip(("__defaults__", "__kwdefaults__", "__code__"), parts, strict=True):
         if getattr(function, name) is not value:
             setattr(function, name, value)
+    restore_dict(function.__dict__, list(attributes.items()))
 
 
 def _restore_state(state: tuple[Restore, Any, Any]) -> None:

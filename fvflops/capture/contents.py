@@ -6,22 +6,31 @@ import gc
 import io
 import itertools
 import random
+import re
 import sys
 import threading
+import types
 import warnings
+import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import cache, partial
 from operator import is_, length_hint
-from types import CellType
 from typing import Any
 
 import torch
 
 # A run cannot change one of these.
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+# Nor what these refer to.
+UNCHANGING = frozenset(
+    {
+        *(type(str.join), type(int.__add__), type(int.real), type(vars(type)["__mro__"]), types.UnionType, property),
+        *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),
+    }
+)
 # Larger NumPy arrays are not compared.
 _LARGEST = 1 << 26
 
@@ -80,10 +89,11 @@ def _restore_ordered(item: OrderedDict[Any, Any], before: list[tuple[Any, Any]])
 
 def _save_dict(item: dict[Any, Any]) -> Saved:
     pairs = list(dict.items(item))
-    return pairs, _restore_dict, _moving(pairs)
+    return pairs, restore_dict, _moving(pairs)
 
 
-def _restore_dict(item: dict[Any, Any], before: list[tuple[Any, Any]]) -> None:
+def restore_dict(item: dict[Any, Any], before: list[tuple[Any, Any]]) -> None:
+    """Put back what was in a dict."""
     if not _same_pairs(list(dict.items(item)), before):
         dict.clear(item)
         dict.update(item, before)
@@ -217,12 +227,12 @@ def _restore_stream(item: Any, before: Any) -> None:
         base.__setstate__(item, (*before, None))
 
 
-def _save_cell(item: CellType) -> Saved:
+def _save_cell(item: types.CellType) -> Saved:
     before = [value for value in (contents_of(item),) if value is not _EMPTY]
     return before, _restore_cell, before
 
 
-def contents_of(cell: CellType) -> Any:
+def contents_of(cell: types.CellType) -> Any:
     """Return what a cell contains, or an object of no other use for one that is empty."""
     try:
         return cell.cell_contents
@@ -233,7 +243,7 @@ def contents_of(cell: CellType) -> Any:
 _EMPTY = object()
 
 
-def _restore_cell(item: CellType, before: list[Any]) -> None:
+def _restore_cell(item: types.CellType, before: list[Any]) -> None:
     now = contents_of(item)
     if before and now is not before[0]:
         item.cell_contents = before[0]
@@ -280,7 +290,7 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
     (set, _save_set),
     (bytearray, _save_bytes),
     (array, _save_numbers),
-    (CellType, _save_cell),
+    (types.CellType, _save_cell),
     (random.Random, _save_random),
     (torch.Generator, _save_generator),
     ((io.BytesIO, io.StringIO), _save_stream),

@@ -10,15 +10,23 @@ from typing import Any
 
 from fvflops.capture.contents import PLAIN
 
-# Code that keeps nothing of the tensors that it is given, or restores that itself.
+# Code that keeps no tensors outside of modules, or of which what it keeps is found after the run.
 _LIBRARIES = frozenset(
-    {*sys.stdlib_module_names, "torch", "functorch", "torchgen", "numpy", "scipy", "sympy", "pytest", "_pytest"}
+    {
+        *sys.stdlib_module_names,
+        *("torch", "functorch", "torchgen", "torchvision", "torchaudio", "timm", "transformers", "diffusers", "peft"),
+        *("huggingface_hub", "accelerate", "safetensors", "tokenizers", "lightning", "pytorch_lightning", "fvflops"),
+        *("numpy", "scipy", "sympy", "pandas", "PIL", "yaml", "tqdm", "requests", "httpx", "packaging", "psutil"),
+        *("filelock", "rich", "pytest", "_pytest", "IPython"),
+    }
 ) - {"__main__"}
-_OURS, _MODELS = "fvflops", "fvflops.zoo"
 
 _BY_NAME = frozenset(opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
 _LOAD, _IMPORT, _EXTEND = (opcode.opmap[name] for name in ("LOAD_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG"))
 _SHIFT = 1 if sys.version_info >= (3, 11) else 0
+
+# Methods that Python calls though no name in the code says so.
+_CALLED = frozenset({"__init__", "__call__", "__getitem__", "__setitem__", "__enter__", "__exit__", "__post_init__"})
 
 ABSENT = object()
 
@@ -32,11 +40,8 @@ _LIMIT = 1 << 15
 
 
 def is_library(name: Any) -> bool:
-    """Return whether a module's code is Python's, torch's or the like."""
-    if type(name) is not str:
-        return False
-    top = name.partition(".")[0]
-    return top in _LIBRARIES or (top == _OURS and not name.startswith(_MODELS))
+    """Return whether a module's code is Python's, torch's, or of a library that builds on it."""
+    return type(name) is str and name.partition(".")[0] in _LIBRARIES
 
 
 def attributes_of(cls: type) -> Any:
@@ -140,7 +145,7 @@ class Namespaces:
                     if kind not in PLAIN:
                         found.append(value)
                     continue
-                if name in self._names or name.startswith("__"):
+                if name in self._names or name in _CALLED:
                     found += functions
                 else:
                     self._waiting.setdefault(name, []).extend(functions)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.containers import Containers, Surroundings
 from fvflops.capture.fully_sharded import sharding_state
+from fvflops.capture.namespaces import is_library
 from fvflops.capture.reading import Reading
 from fvflops.capture.settings import Undo, watch_settings
 from fvflops.capture.signature import OpSchema, tensors_of
@@ -133,7 +134,7 @@ class Snapshot:
             attributes = [tensor.__dict__ for tensor in tensors]
             self._bare = [mapping for mapping in attributes if not mapping]
             self._held.watch(sharding_state(reading.names), objects=False)
-            classes = set(map(type, reading.names))
+            classes = [kind for kind in set(map(type, reading.names)) if not is_library(kind.__module__)]
             filled = filter(None, (*attributes, *self._hooks))
             self._held.watch([inputs, *reading.others, *filled], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)
@@ -180,6 +181,8 @@ class Snapshot:
 
     def _changed_hooks(self) -> list[int]:
         now = [tensor._backward_hooks for tensor in self._reading.tensors]
+        if now == self._hooks:
+            return []
         return [index for index, (a, b) in enumerate(zip(now, self._hooks, strict=True)) if a is not b]
 
     def _restore_hooks(self, index: int) -> None:
