@@ -30,6 +30,9 @@ _WRITES_UNSAID: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors that get a gradient from the backward pass of one.
 
@@ -94,7 +97,11 @@ class UndoLog:
                     storage.resize_(contents.nbytes())
                 storage.copy_(contents)
             for tensor, copy in self._copies.values():
-                tensor.data = copy
+                if tensor.layout in _COMPRESSED:  # to which `data` can be set without effect
+                    with torch.no_grad():
+                        tensor.detach().resize_as_sparse_(copy).copy_(copy)
+                else:
+                    tensor.data = copy
         self._saved.clear()
         self._copies.clear()
 

@@ -8,6 +8,8 @@ from collections import OrderedDict, deque
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any
 
+from torch import nn
+
 from fvflops.capture.contents import CACHE
 from fvflops.capture.namespaces import read_slot, slots_of
 from fvflops.capture.shape_tensor import ShapeTensor
@@ -31,7 +33,8 @@ def release(run: weakref.ref[Any]) -> list[str]:
     _remove(_survivors(run))
     if run() is None:
         return []
-    return list(dict.fromkeys(filter(None, map(_name_of, _survivors(run)))))
+    left = list(map(weakref.ref, _survivors(run)))  # a list of them would be one of their holders
+    return list(dict.fromkeys([name for tensor in left if (name := _name_of(tensor()))]))
 
 
 def say_kept(names: list[str]) -> str:
@@ -92,14 +95,14 @@ def _name_of(item: Any) -> str:
     """Return by what an object is kept, from a module or a class on if that can be found; "" where nothing is seen."""
     path, met = "", {id(item)}
     for _ in range(_LEVELS):
-        holders = [holder for holder in _holders_of([item]) if id(holder) not in met]
-        holders = [holder for holder in holders if type(holder) is not list or len(holder) != 1 or path]
-        if not holders:
+        holder = min((found for found in _holders_of([item]) if id(found) not in met), key=_rank, default=None)
+        if holder is None:
             break
-        holder = min(holders, key=_rank)
         met.add(id(holder))
         path = _step_into(holder, item) + path
         item = holder
+        if isinstance(item, nn.Module):
+            return type(item).__qualname__ + path
         if isinstance(item, ModuleType):
             return item.__name__ + path
         if isinstance(item, type):
@@ -108,7 +111,7 @@ def _name_of(item: Any) -> str:
 
 
 def _rank(holder: Any) -> int:
-    kinds = (ModuleType, type, FunctionType, GeneratorType)
+    kinds = (nn.Module, ModuleType, type, FunctionType, GeneratorType, dict)
     return next((place for place, kind in enumerate(kinds) if isinstance(holder, kind)), len(kinds))
 
 
@@ -118,7 +121,7 @@ def _step_into(holder: Any, item: Any) -> str:
         key = next((key for key, value in dict.items(holder) if value is item), None)
         return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
     if isinstance(holder, GeneratorType):
-        return f".{holder.__qualname__} (a generator)"
+        return f" (the generator {holder.__qualname__})"
     if isinstance(holder, CellType):
         return " (in a closure)"
     return "" if isinstance(item, dict) else "[...]"
