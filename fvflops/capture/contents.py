@@ -328,6 +328,8 @@ class Iterators:
 
     def moved(self) -> dict[int, Any]:
         """Return the copies of those that have gone on, by the identity of what they are to replace."""
+        if not self._found:
+            return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return {id(iterator): copy for iterator, copy, before in self._found if _position(iterator) != before}

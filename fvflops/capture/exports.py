@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ _EXPORTS = {name: Patch(torch.Tensor, name) for name in _LARGEST}
 def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> Iterator[None]:
     """Save what existed before a run and leaves torch, by `numpy`, DLPack or its address, as long as this lasts."""
 
+    thread = get_ident()
+
     def around(largest: int, original: Any) -> Any:
         def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) is not ShapeTensor:
+            if type(tensor) is not ShapeTensor and get_ident() == thread:
                 undo_log.save(tensor, fresh, largest)
             return original(tensor, *args, **kwargs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ _WRITES_UNSAID: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+_shape, _requires_grad = attrgetter("shape"), attrgetter("requires_grad")
+_hooks, _attributes = attrgetter("_backward_hooks"), attrgetter("__dict__")
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -134,16 +137,16 @@ class Snapshot:
         self._around = Surroundings(seen, whole=not program)
         with _disable_current_modes():
             tensors = reading.tensors
-            self._grads = [tensor.grad if tensor.is_leaf else None for tensor in tensors]
-            self._hooks = [tensor._backward_hooks for tensor in tensors]
+            self._grads = _grads_of(tensors)
+            self._hooks = list(map(_hooks, tensors))
             self._tensors = [note_tensor(tensor) for tensor in reading.odd]
             # A tensor can have attributes too, in a dict that is mostly empty.
-            attributes = [tensor.__dict__ for tensor in tensors]
-            self._bare = [mapping for mapping in attributes if not mapping]
+            attributes = list(map(_attributes, tensors))
+            filled = list(filter(None, attributes))
+            self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
             self._held.watch(sharding_state(reading.names), objects=False)
             classes = [kind for kind in set(map(type, reading.names)) if not is_library(kind.__module__)]
-            filled = filter(None, (*attributes, *self._hooks))
-            self._held.watch([inputs, *reading.others, *filled], objects=True)
+            self._held.watch([inputs, *reading.others, *filled, *filter(None, self._hooks)], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)
             self._settings = list(watch_settings())
 
@@ -187,7 +190,7 @@ class Snapshot:
         return zip(now, before, strict=True)
 
     def _changed_hooks(self) -> list[int]:
-        now = [tensor._backward_hooks for tensor in self._reading.tensors]
+        now = list(map(_hooks, self._reading.tensors))
         if now == self._hooks:
             return []
         return [index for index, (a, b) in enumerate(zip(now, self._hooks, strict=True)) if a is not b]
@@ -203,11 +206,13 @@ class Snapshot:
         changed = {index for index, same in enumerate(storages) if not same}
         columns: tuple[tuple[list[Any], list[Any]], ...] = (
             (list(map(torch.Tensor.storage_offset, tensors)), reading.offsets),
-            ([tensor.shape for tensor in tensors], reading.shapes),
-            ([tensor.stride() for tensor in tensors], reading.strides),
-            ([tensor.requires_grad for tensor in tensors], reading.requires_grad),
-            ([id(tensor.grad if tensor.is_leaf else None) for tensor in tensors], list(map(id, self._grads))),
+            (list(map(_shape, tensors)), reading.shapes),
+            (list(map(torch.Tensor.stride, tensors)), reading.strides),
+            (list(map(_requires_grad, tensors)), reading.requires_grad),
         )
+        grads = _grads_of(tensors)
+        if not all(map(is_, grads, self._grads)):
+            changed.update([index for index, grad in enumerate(grads) if grad is not self._grads[index]])
         for now, before in columns:
             if now != before:
                 changed.update([index for index, (a, b) in enumerate(zip(now, before, strict=True)) if a != b])
@@ -221,6 +226,12 @@ class Snapshot:
         if place_of(tensor) != place_of(alias):
             tensor.data = alias
         restore_gradient(tensor, reading.requires_grad[index], self._grads[index])
+
+
+def _grads_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    if all(map(_is_leaf, tensors)):
+        return list(map(_grad, tensors))
+    return [tensor.grad if tensor.is_leaf else None for tensor in tensors]
 
 
 def _restore_mapping(state: tuple[dict[Any, Any], dict[Any, Any]]) -> None:

@@ -15,10 +15,7 @@ _Get = Callable[[], Any]
 _Set = Callable[[Any], Any]
 
 _ABSENT = object()
-_PRECISIONS = (
-    ("generic", "all"),
-    *((name, op) for name in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
-)
+_PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
 
 
