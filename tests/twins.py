@@ -627,10 +627,12 @@ def keep(self, y): return next(self.steps) + next(self.items) + 2 * next(self.tu
 """,
     ),
     Kind(
-        "an iterator in a global",
+        "an iterator in a global beside tensors",
         """
-STEPS = itertools.count(1)
-def keep(self, y): return next(STEPS)
+STEPS, KEPT = itertools.count(1), []
+def keep(self, y):
+    KEPT.append(y.detach())
+    return next(STEPS) + KEPT[0]
 """,
     ),
     Kind(

@@ -105,7 +105,8 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
             finally:
                 session.stop(complete=complete)
                 held.restore()
-            del result
+            del result, shapes
+            session.release()
     except Exception:  # the other way of recording says what is wrong, or runs the model for real
         return None
     trace = session.trace()

@@ -153,7 +153,7 @@ class Surroundings(Containers):
     """What code uses outside of a model, in globals, classes, closures and caches, as it was before a run.
 
     It is restored if the run has left tensors there, which belong to the run: a list in which a hook counts calls is
-    the program's. Random generators and iterators are always restored. `whole` is that of `Namespaces`.
+    the program's. Random generators are always restored. `whole` is that of `Namespaces`.
     """
 
     def __init__(self, seen: set[int], *, whole: bool) -> None:
@@ -178,19 +178,9 @@ class Surroundings(Containers):
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that put things back, and what each is to be called with."""
-        moved = self.moved()
-        if self._has_new_tensors():
-            tensors, (restore, _) = super().restorers()
-            return tensors, (restore, [moved]), (self._namespaces.restore, [moved])
-        states = [state for state in self._states if state[0] in GENERATORS]
-        if not moved:
-            return ((_restore_state, states),)
-        states += [
-            (restore, item, again)
-            for restore, item, before in self._states
-            if type(before) is list and (again := _replace(before, moved)) != before
-        ]
-        return (_restore_state, states), (self._namespaces.move, [moved])
+        if not self._has_new_tensors():
+            return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
+        return *super().restorers(), (self._namespaces.restore, [self.moved()])
 
     def _has_new_tensors(self) -> bool:
         """Return whether tensors can be reached that could not be before."""

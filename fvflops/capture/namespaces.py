@@ -182,15 +182,6 @@ class Namespaces:
                 if now.get(name, ABSENT) is not value and not name.startswith("__"):
                     type.__setattr__(cls, name, value)
 
-    def move(self, moved: Mapping[int, Any]) -> None:
-        """Put copies in the place of iterators alone."""
-        for namespace, before in self._globals.values():
-            namespace.update({name: moved[id(value)] for name, value in before.items() if id(value) in moved})
-        for cls, before in self._classes.values():
-            for name, value in before.items():
-                if id(value) in moved:
-                    type.__setattr__(cls, name, moved[id(value)])
-
 
 def _names_of(code: CodeType) -> _Names:
     known = _NAMES.get(id(code))
