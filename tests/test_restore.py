@@ -1,6 +1,8 @@
 """After a run, also one that raised, nothing differs: each thing that could is looked at by itself."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.record import record_call
+from fvflops.capture.settings import _SETTINGS, _read
 
 
 class Touchy(nn.Module):
@@ -309,3 +312,127 @@ def test_gradients_of_what_a_function_closes_over_are_as_before(execution, befor
     for parameter, gradient in zip(inner.parameters(), kept, strict=True):
         assert parameter.grad is gradient
         assert gradient is None or bool((gradient == before).all())
+
+
+def test_torch_settings_that_a_forward_changes_are_as_before():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            torch.set_float32_matmul_precision("medium")
+            torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+            torch.backends.mkldnn.deterministic = True
+            torch.backends.cuda.enable_flash_sdp(False)
+            torch.backends.opt_einsum.enabled = False
+            torch.autograd.set_detect_anomaly(True)
+            torch.set_num_threads(torch.get_num_threads() + 1)
+            torch.set_autocast_enabled("cpu", False)
+            torch.set_autocast_dtype("cpu", torch.float16)
+            torch.set_warn_always(True)
+            torch.set_printoptions(precision=9)
+            np.seterr(all="raise")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            out = self.fc(x)
+            torch.set_default_device("meta")
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+            return out
+
+    def look() -> list[object]:
+        found = [_read(get) for get, _ in _SETTINGS]
+        return [*found, np.geterr(), torch.get_default_device(), settings()]
+
+    model, x = Net(), torch.ones(2, 4)
+    before = look()
+    for execution in ("shapes", "real"):
+        record_call(model, (x,), execution=execution)
+        assert look() == before
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_and_mkldnn_buffers_are_as_before():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.register_buffer("coo", torch.eye(3).to_sparse())
+            self.register_buffer("csr", torch.eye(3).to_sparse_csr())
+            self.register_buffer("other", torch.ones(3, 3).to_mkldnn())
+
+        def forward(self, x):
+            self.coo.add_(torch.ones(3, 3).to_sparse())
+            self.csr.mul_(2)
+            self.other.add_(self.other)
+            return self.fc(x) + self.coo.to_dense()[0] + self.other.to_dense()[0]
+
+    model, x = Net(), torch.ones(2, 3)
+    identities = [id(buffer) for buffer in model.buffers()]
+    for execution in ("auto", "real"):
+        record_call(model, (x,), execution=execution)
+        assert [id(buffer) for buffer in model.buffers()] == identities
+        assert torch.equal(model.coo.to_dense(), torch.eye(3)) and model.coo._nnz() == 3
+        assert torch.equal(model.csr.to_dense(), torch.eye(3))
+        assert torch.equal(model.other.to_dense(), torch.ones(3, 3))
+
+
+def test_a_list_in_which_a_hook_counts_is_the_programs_own():
+    calls, outputs = [], []
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, out: calls.append("called"))
+    record_call(model, (torch.ones(1, 4),), execution="shapes")
+    assert calls == ["called"]
+    model.register_forward_hook(lambda module, args, out: outputs.append(out))
+    record_call(model, (torch.ones(1, 4),), execution="shapes")
+    assert not outputs
+
+
+def test_a_generator_that_keeps_tensors_is_named(caplog):
+    """A generator cannot be turned back: the line says what keeps tensors without numbers."""
+
+    def add_up():
+        total = None
+        while True:
+            y = yield total
+            total = y if total is None else total + y
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.adding = add_up()
+            next(self.adding)
+
+        def forward(self, x):
+            return self.adding.send(self.fc(x))
+
+    record_call(Net(), (torch.ones(1, 4),), execution="shapes")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fvflops"]
+    assert line.startswith("tensors without numbers are still kept by") and "Net.adding (the generator" in line
+
+
+@pytest.mark.parametrize("execution", ["auto", "real"])
+def test_a_model_is_freed_by_reference_counting(execution):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x):
+            y = self.inner(x)
+            return y if y.sum() != 0 else -y  # needs a number
+
+    def analyse() -> list[weakref.ref]:
+        model, x = Net(), torch.ones(2, 4)
+        record_call(model, (x,), execution=execution)
+        record_call(model.inner, (x,), execution=execution, loss=lambda y: y.sum())
+        return [weakref.ref(model), weakref.ref(model.inner[0].weight), weakref.ref(x)]
+
+    analyse()  # the first import of what torch loads late leaves frames of its own
+    gc.collect()
+    gc.disable()
+    try:
+        assert [reference() for reference in analyse()] == [None, None, None]
+    finally:
+        gc.enable()

@@ -18,9 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops.capture.record import ExecutionError, record_call
+from fvflops.capture.session import Session
 from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.signature import tensors_of
-from fvflops.trace import Trace
+from fvflops.trace import StopsAt, Trace
 from tests.models import build_case
 
 # A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
@@ -292,16 +293,17 @@ def test_the_search_finds_shape_tensors_wherever_they_are():
 
 
 def record_one() -> torch.Tensor:
-    """Return a shape tensor that outlived its run."""
-    kept: list[torch.Tensor] = []
-    record_call(lambda x: kept.append(x * 2), (torch.ones(2),), execution="shapes")
-    (tensor,) = kept
+    """Return a shape tensor that a program keeps of a run of its own."""
+    session = Session(None, stops_at=StopsAt(), execution="shapes")
+    session.start()
+    tensor = torch.rand(2) * 2
+    session.stop()
     assert type(tensor) is ShapeTensor
     return tensor
 
 
 def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
-    """What a closure keeps cannot be taken back; it must not pass for numbers."""
+    """What a program keeps of its own run must not pass for numbers."""
     tensor = record_one()
     uses = (lambda: tensor + 1, lambda: torch.ones(2) + tensor, tensor.tolist, tensor.numpy, tensor.sum)
     for use in uses:

@@ -111,7 +111,8 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
                         session.stop(complete=complete)
                     finally:
                         held.restore()
-                del result
+                del result, shapes
+                session.release()
         except Exception as error:  # the other way of recording says what is wrong, or runs the model for real
             if is_interrupt(error):
                 raise

@@ -38,8 +38,8 @@ def load_program(path: str | os.PathLike[str]) -> Any:
             warnings.simplefilter("ignore")  # of torch's own use of its own deprecated functions
             return torch.export.load(name)
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{name}: this is no program of torch.export: {type(error).__name__}: {said}") from error
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+        raise ValueError(f"{name}: this is no program of torch.export: {said}") from error
 
 
 def record_program(

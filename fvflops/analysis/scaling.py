@@ -285,9 +285,6 @@ def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: s
 
 
 def _say_refused(names: Sequence[str], sizes: Sizes, error: Exception) -> str:
-    said = " ".join(str(error).split())
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     said = said if len(said) <= 300 else said[:300] + " ..."
-    return (
-        f"the model does not take {say_sizes(names, sizes)}: {type(error).__name__}: {said}; "
-        "narrow the range, or give it steps"
-    )
+    return f"the model does not take {say_sizes(names, sizes)}: {said}; narrow the range, or give it steps"

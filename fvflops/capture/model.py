@@ -38,23 +38,23 @@ def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
     a second time.
     """
     found: list[tuple[str, nn.Module]] = []
-    inside: set[int] = set()
-
-    def visit(path: str, module: nn.Module) -> None:
-        found.append((path, module))
-        children = module._modules
-        if children:
-            inside.add(id(module))
-            prefix = path + "." if path else ""
-            for key, child in children.items():
-                if child is not None:
-                    child = unwrap_compiled(child)
-                    if id(child) not in inside:
-                        visit(prefix + key, child)
-            inside.discard(id(module))
-
-    visit("", unwrap_compiled(model))
+    _visit("", unwrap_compiled(model), found, set())
     return found
+
+
+def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], inside: set[int]) -> None:
+    # No function inside another: one that calls itself is a cycle, which would keep the modules alive.
+    found.append((path, module))
+    children = module._modules
+    if children:
+        inside.add(id(module))
+        prefix = path + "." if path else ""
+        for key, child in children.items():
+            if child is not None:
+                child = unwrap_compiled(child)
+                if id(child) not in inside:
+                    _visit(prefix + key, child, found, inside)
+        inside.discard(id(module))
 
 
 def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
@@ -86,7 +86,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         canonical=canonical,
         class_name=module._get_name(),
         classes=classes,
-        extra_repr=module.extra_repr(),
+        extra_repr=_extra_repr(module),
         has_forward=has_forward,
         parameters=(*tensors(module._parameters), *packed),
         buffers=tensors(module._buffers),
@@ -101,6 +101,13 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
     )
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return str(module.extra_repr())
+    except Exception:  # a model runs without it
+        return ""
 
 
 def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) -> ParameterInfo:
@@ -134,9 +141,11 @@ def _forward_of(cls: type) -> Any:
 
 
 def _is_described(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(isinstance(item, (int, float, str)) for item in value)
-    return isinstance(value, (bool, int, float, str)) or value is None
+    # By its type and the base's methods: a subclass's own may raise, and it may say that it is another class.
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))
+    return issubclass(kind, (int, float, str)) or value is None
 
 
 def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:

@@ -7,8 +7,10 @@ import platform
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
+from fvflops.capture.exports import saved_exports
 from fvflops.capture.fake_tensors import fake_execution, find_fake_mode, holds_fakes
 from fvflops.capture.forks import at_fork, undone_in_child
 from fvflops.capture.interrupts import allowed, deferred, is_interrupt
@@ -35,6 +38,7 @@ from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import tensors_of
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.survivors import release, say_kept
 from fvflops.capture.torch_state import model_runs
 from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
@@ -111,19 +115,26 @@ def record_call(
         stack.enter_context(eager())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        once = any(isinstance(value, Iterator) for value in (*args, *kwargs.values()))
-        failure = ""
+        once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
+        failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None or _is_fake(model):
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected(), plain_sizes():
-                outcome = _by_shapes(model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines)
-            if isinstance(outcome, Trace):
-                if "supposed" in outcome.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", show(outcome.about["supposed"]))
-                return outcome
-            failure = outcome
-        trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+                shapes, failure = _by_shapes(
+                    model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines
+                )
+            if shapes is not None and not failure:
+                if "supposed" in shapes.about:
+                    _LOGGER.warning("supposed, for want of a number: %s", show(shapes.about["supposed"]))
+                return shapes
+        try:
+            trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+        except Exception as error:
+            if shapes is None or is_interrupt(error):
+                raise
+            _LOGGER.warning("%s, and the model cannot be run for real", show(failure))
+            return shapes
         if failure:
             _LOGGER.warning("%s; the model was run for real", show(failure))
         return trace
@@ -176,8 +187,8 @@ def _by_shapes(
     loss: Loss | None,
     weigh: Weigh | None,
     lines: bool,
-) -> Trace | str:
-    """Return the Trace of a run by shapes, or in one line why there is none and the model is to be run for real."""
+) -> tuple[Trace | None, str]:
+    """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
     reading = Reading(model)
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
@@ -188,24 +199,45 @@ def _by_shapes(
     vocabulary = "composite" if loss is None else "core"
     while True:
         run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
-        try:
-            return run.by_shapes(impersonated, homes, rules)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            other, _ = _another_way(error)
-            if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
-                vocabulary = other
-                continue
-            line = run.why_not(error)
-            if may_fall_back:
-                return line
-            if not wants_numbers(error if run.failure is None else run.failure[2]):
-                raise
-            what = "pass real weights" if on_meta else 'use execution="auto"'
-            if run.failure is not None and rules.can_assume(run.failure[0]):
-                what += f", or give the op a size: assume={{{run.failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {what}") from error
+        trace, other, failure = _try_shapes(run, vocabulary, impersonated, homes, rules, may_fall_back, on_meta)
+        kept = run.release()  # without the error, whose frames hold tensors too
+        if trace is None and other != vocabulary:
+            vocabulary = other
+            continue
+        if kept and not may_fall_back:
+            _LOGGER.warning("%s", show(kept))
+        return trace, failure or (kept if may_fall_back else "")
+
+
+def _try_shapes(
+    run: _Run,
+    vocabulary: str,
+    device: torch.device,
+    homes: Sequence[torch.device],
+    rules: ShapeRules,
+    may_fall_back: bool,
+    on_meta: bool,
+) -> tuple[Trace | None, str, str]:
+    """Return the Trace of a run by shapes, if there is one, the vocabulary in which there may be one, and why not."""
+    try:
+        return run.by_shapes(device, homes, rules), vocabulary, ""
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        other, _ = _another_way(error)
+        failure, line = run.failure, run.why_not(error)
+        run.forget_errors()
+        if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
+            return None, other, line
+        if may_fall_back:
+            return None, vocabulary, line
+        run.release()
+        if not wants_numbers(error if failure is None else failure[2]):
+            raise
+        what = "pass real weights" if on_meta else 'use execution="auto"'
+        if failure is not None and rules.can_assume(failure[0]):
+            what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
+        raise ExecutionError(f"{line}: {what}") from error
 
 
 def wants_numbers(error: Exception) -> bool:
@@ -277,6 +309,7 @@ class _Run:
         self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
+        self._mode: weakref.ref[ShapeMode] | None = None
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -297,13 +330,14 @@ class _Run:
                 ),
                 model_runs(),
             ):
-                self._call(args, kwargs)
+                copy_context().run(self._call, args, kwargs)
             return self._trace("real" if fake_mode is None else "fake")
 
     def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
         """Return the Trace of a run without numbers."""
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
+            self._mode = weakref.ref(mode)
             mode.reals.know(*self._held())
             mode.reals.know(*self._inputs())
             self._recorder.unseen = UnseenWork(self._recorder, is_real=False, numbers=False)
@@ -323,7 +357,7 @@ class _Run:
                     nullcontext() if is_here(device) else OnThisMachine(device),
                     model_runs(),
                 ):
-                    self._call(args, kwargs)
+                    copy_context().run(self._call, args, kwargs)
             finally:
                 mode.close()
             if self.failure is not None:  # the model caught it, and took another path than it would have
@@ -338,6 +372,14 @@ class _Run:
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""
         return self._recorder.why_not(error)
+
+    def forget_errors(self) -> None:
+        """Let go of errors, whose frames hold this run and its tensors."""
+        self._recorder.forget_errors()
+
+    def release(self) -> str:
+        """Take the tensors of a run by shapes out of what keeps them; return in one line what cannot be undone."""
+        return say_kept(release(self._mode)) if self._mode is not None else ""
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()
@@ -404,7 +446,7 @@ class _Run:
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._reading, (self._args, self._kwargs))
+        snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
         undo_log = UndoLog()
         with ExitStack() as stack:
             # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
@@ -415,6 +457,7 @@ class _Run:
                 # The snapshot knows the model's own; a function, or a module, may use others too.
                 stack.enter_context(gradients_restored())
             stack.callback(undo_log.undo)
+            stack.enter_context(saved_exports(undo_log, self._recorder.fresh))
             yield undo_log
 
 

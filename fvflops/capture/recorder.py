@@ -288,6 +288,10 @@ class Recorder(Strand):
         if self.failure is None:
             self.failure = op, self.where(), error
 
+    def forget_errors(self) -> None:
+        """Let go of errors, whose frames hold this recorder and the run's tensors."""
+        self.failure, self._raised = None, (None, 0)
+
     def why_not(self, error: Exception) -> str:
         """Return in one line what a run by shapes could not do, and in which module."""
         if self.failure is not None:

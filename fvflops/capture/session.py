@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Collection, Mapping
+import weakref
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.dispatch import RecordingMode
+from fvflops.capture.exports import saved_exports
 from fvflops.capture.fake_tensors import find_fake_mode
 from fvflops.capture.forks import undone_in_child
 from fvflops.capture.interrupts import deferred
@@ -31,6 +33,7 @@ from fvflops.capture.restore import Snapshot, UndoLog
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.stand_ins import StandIns
+from fvflops.capture.survivors import release, say_kept
 from fvflops.capture.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
 from fvflops.capture.unseen_work import UnseenWork
 from fvflops.capture.watching import eager, watch
@@ -47,7 +50,7 @@ class Session:
     `model` is a module, whose wrapper for data parallelism is looked through, or None. `execution` is "real": the
     program runs as it would without, and what it changes stays changed; or "shapes": nothing is computed, as in
     `record_call`, recordings around this one see nothing of it, and at the end the model and the optimizers that took a
-    step are as they were.
+    step are as they were, and so are `inputs`, and what `code` uses.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Session:
         assume: Mapping[str, Any] | None = None,
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
+        inputs: Any = (),
+        code: Iterable[Any] = (),
     ) -> None:
         self._recorder: Recorder | None = None
         if execution not in EXECUTIONS:
@@ -81,6 +86,9 @@ class Session:
         self._assume = assume
         self._weigh = weigh
         self._measure = measure
+        self._inputs = inputs
+        self._code = code
+        self._mode: weakref.ref[ShapeMode] | None = None
         self._stack = ExitStack()
         self._thread = 0
         self._modes: list[TorchDispatchMode] = []
@@ -131,13 +139,15 @@ class Session:
         self._about["device"] = str(device)
         stack.enter_context(unseen())
         self._before = TorchState()
-        snapshot, undo_log = Snapshot(reading, ()), UndoLog()
+        snapshot, undo_log = Snapshot(reading, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
+        stack.enter_context(saved_exports(undo_log, recorder.fresh))
         stack.enter_context(gradients_restored())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
+        self._mode = weakref.ref(mode)
         stack.callback(mode.close)
         recorder.unseen = UnseenWork(recorder, is_real=False, numbers=False)
         mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
@@ -167,6 +177,7 @@ class Session:
                     end_contexts(sys.exc_info()[1])
                 self._stack.close()
             finally:
+                self._stand_ins = None
                 if self._before is not None and not complete:
                     self._before.restore()
                 elif not complete:
@@ -188,6 +199,14 @@ class Session:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.abandon()
+
+    def release(self) -> str:
+        """Take the tensors of a run by shapes that is over out of what keeps them; return in one line what still does.
+
+        That is for a caller who has let go of them: a program may go on with those that its run gave it.
+        """
+        self._stack = ExitStack()
+        return say_kept(release(self._mode)) if self._mode is not None else ""
 
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""

@@ -142,8 +142,8 @@ def describe(value: Any) -> Value:
         return describe_tensor(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, TensorSpec)):
         return value
-    if isinstance(value, (list, tuple, torch.Size)):
-        return tuple(describe(item) for item in value)
+    if issubclass(type(value), (list, tuple)):
+        return tuple(map(describe, _items_of(value)))
     if isinstance(value, torch.dtype):
         return Symbol("dtype", dtype_name(value))
     if isinstance(value, torch.device):
@@ -210,16 +210,17 @@ def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif issubclass(kind, (list, tuple)):
+        for item in _items_of(value):
             yield from tensors_of(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
+    elif issubclass(kind, (dict, Mapping)):
+        for item in dict.values(value) if issubclass(kind, dict) else value.values():
             yield from tensors_of(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
+    elif dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
             yield from tensors_of(getattr(value, field.name, None))
 
 
@@ -228,3 +229,8 @@ def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
     shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
     values = tuple(size for part in parts for size in part)
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), "nested", values=values)
+
+
+def _items_of(value: Any) -> Iterator[Any]:
+    """Return what iterates over a list or a tuple, whose class may have an `__iter__` and `__len__` that raise."""
+    return (list if issubclass(type(value), list) else tuple).__iter__(value)

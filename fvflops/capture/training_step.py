@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +25,9 @@ from fvflops.capture.session import Session
 from fvflops.capture.torch_state import model_runs
 from fvflops.collector import uncollected
 from fvflops.trace import StopsAt, Trace
+from fvflops.trace.printable import show
+
+_LOGGER = logging.getLogger("fvflops")
 
 # An optimizer, or what makes one of parameters: a class, or a partial of one.
 OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
@@ -54,17 +59,23 @@ def record_step(
     """
     with deferred(), one_at_a_time(), unseen(), uncollected(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
-        session = Session(model, stops_at=stops_at, execution="shapes", device=device, assume=assume, weigh=weigh)
+        session = Session(
+            model,
+            stops_at=stops_at,
+            execution="shapes",
+            device=device,
+            assume=assume,
+            weigh=weigh,
+            inputs=(args, kwargs),
+            code=(loss,),
+        )
         session.start()
         session.pause()  # some optimizers make their state when they are made, which no step does
         complete = False
         try:
-            for parameter in model.parameters():
-                parameter.grad = None
-            made = [_make(item, model) for item in optimizers]
-            session.resume()
             checkpoints = _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {}))
-            _make_step(model, session.in_shapes((args, dict(kwargs))), loss, made, checkpoints, micro_batches)
+            context = copy_context()
+            context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
             complete = True
         except Exception as error:
             line = session.why_not(error)
@@ -76,21 +87,29 @@ def record_step(
             raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
+            kept = session.release()
+            if kept:
+                _LOGGER.warning("%s", show(kept))
         trace = session.trace()
         del session  # what a signal raises in a finalizer is lost
         return replace(trace, about={**trace.about, "inputs": given})
 
 
 def _make_step(
+    session: Session,
     model: nn.Module,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     loss: Loss | None,
-    optimizers: Sequence[Optimizer],
+    optimizers: Sequence[OptimizerMaker],
     checkpoints: AbstractContextManager[None],
     micro_batches: int,
 ) -> None:
     """Make a step; a function of its own lets go of its tensors while signals are held back."""
-    args, kwargs = inputs
+    for parameter in model.parameters():
+        parameter.grad = None
+    made = [_make(item, model) for item in optimizers]
+    session.resume()
+    args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
             # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
@@ -98,7 +117,7 @@ def _make_step(
             scalar = _loss_of(result, loss)
             scalar.backward()
     with model_runs():
-        for optimizer in optimizers:
+        for optimizer in made:
             optimizer.step()
 
 

@@ -1,0 +1,365 @@
+"""Read and restore what one mutable object contains, by its base type's own methods: a subclass may change them."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import random
+import re
+import sys
+import threading
+import types
+import warnings
+import weakref
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from functools import cache, partial
+from operator import is_, length_hint
+from typing import Any
+
+import torch
+
+# A run cannot change one of these.
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+# Nor what these refer to.
+UNCHANGING = frozenset(
+    {
+        *(type(str.join), type(int.__add__), type(int.real), type(vars(type)["__mro__"]), types.UnionType, property),
+        *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),
+    }
+)
+# Larger NumPy arrays are not compared.
+_LARGEST = 1 << 26
+
+Restore = Callable[[Any, Any], None]
+# What an object contains, what restores it (None if it cannot change), and what is to be read next.
+Saved = tuple[Any, Restore | None, Iterable[Any]]
+Save = Callable[[Any], Saved]
+
+CACHE = type(cache(len))
+_EMPTIES: tuple[Any, ...] = (
+    [],
+    (),
+    range(0),
+    range(1 << 70),
+    "",
+    "é",
+    b"",
+    bytearray(),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+)
+_TURNABLE: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
+# Those that tell how many items they have yet to give.
+_HINTED = frozenset(map(type, [*map(iter, _EMPTIES), *map(reversed, _TURNABLE), itertools.repeat(0, 1)]))
+_ITERATORS = frozenset(
+    (
+        *_HINTED,
+        *(enumerate, zip, map, filter, reversed),
+        *(kind for kind in vars(itertools).values() if type(kind) is type),
+    )
+)
+
+
+def save_for(cls: type) -> Save | None:
+    """Return what reads the contents of a class's objects, None for a class that is no container."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and issubclass(cls, numpy.ndarray):
+        return _save_array
+    if numpy is not None and issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
+        return _save_numpy_generator
+    return next((save for base, save in _SAVES if issubclass(cls, base)), None)
+
+
+def _save_ordered(item: OrderedDict[Any, Any]) -> Saved:
+    pairs = list(OrderedDict.items(item))
+    return pairs, _restore_ordered, _moving(pairs)
+
+
+def _restore_ordered(item: OrderedDict[Any, Any], before: list[tuple[Any, Any]]) -> None:
+    if not _same_pairs(list(OrderedDict.items(item)), before):
+        OrderedDict.clear(item)
+        OrderedDict.update(item, before)
+
+
+def _save_dict(item: dict[Any, Any]) -> Saved:
+    pairs = list(dict.items(item))
+    return pairs, restore_dict, _moving(pairs)
+
+
+def restore_dict(item: dict[Any, Any], before: list[tuple[Any, Any]]) -> None:
+    """Put back what was in a dict."""
+    if not _same_pairs(list(dict.items(item)), before):
+        dict.clear(item)
+        dict.update(item, before)
+
+
+def _moving(pairs: list[tuple[Any, Any]]) -> list[Any]:
+    return [part for pair in pairs for part in pair if type(part) not in PLAIN]
+
+
+def _same_pairs(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
+    flat = itertools.chain.from_iterable
+    return len(now) == len(before) and all(map(is_, flat(now), flat(before)))
+
+
+def same_items(now: list[Any], before: list[Any]) -> bool:
+    """Return whether two lists contain the same objects, which are not asked whether they are equal."""
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _save_list(item: list[Any]) -> Saved:
+    before = list.copy(item)
+    return before, _restore_list, _others(before)
+
+
+def _restore_list(item: list[Any], before: list[Any]) -> None:
+    if not same_items(list.copy(item), before):
+        list.__setitem__(item, slice(None), before)
+
+
+def _save_deque(item: deque[Any]) -> Saved:
+    before = list(deque.__iter__(item))
+    return before, _restore_deque, _others(before)
+
+
+def _restore_deque(item: deque[Any], before: list[Any]) -> None:
+    if not same_items(list(deque.__iter__(item)), before):
+        deque.clear(item)
+        deque.extend(item, before)
+
+
+def _save_set(item: set[Any]) -> Saved:
+    before = list(set.__iter__(item))
+    return before, _restore_set, _others(before)
+
+
+def _restore_set(item: set[Any], before: list[Any]) -> None:
+    if {*map(id, set.__iter__(item))} != {*map(id, before)}:
+        set.clear(item)
+        set.update(item, before)
+
+
+def _save_fixed(item: Any) -> Saved:
+    base = tuple if issubclass(type(item), tuple) else frozenset
+    return None, None, _others(base.__iter__(item))
+
+
+def _others(items: Iterable[Any]) -> list[Any]:
+    return [item for item in items if type(item) not in PLAIN]
+
+
+def _save_bytes(item: bytearray) -> Saved:
+    return bytes(memoryview(item)), _restore_bytes, ()
+
+
+def _restore_bytes(item: bytearray, before: bytes) -> None:
+    if bytes(memoryview(item)) != before:
+        bytearray.__setitem__(item, slice(None), before)
+
+
+def _save_numbers(item: array[Any]) -> Saved:
+    return array.__getitem__(item, slice(None)), _restore_numbers, ()
+
+
+def _restore_numbers(item: array[Any], before: array[Any]) -> None:
+    if array.tobytes(item) != array.tobytes(before):
+        array.__setitem__(item, slice(None), before)
+
+
+def _save_array(item: Any) -> Saved:
+    """Save a NumPy array's elements."""
+    numpy = sys.modules["numpy"]
+    whole = numpy.ndarray.view(item, numpy.ndarray)
+    children = _others(whole.ravel().tolist()) if whole.dtype.hasobject else ()
+    if not whole.flags.writeable or whole.nbytes > _LARGEST:
+        return None, None, children
+    return whole.copy(), _restore_array, children
+
+
+def _restore_array(item: Any, before: Any) -> None:
+    numpy = sys.modules["numpy"]
+    if item.shape != before.shape:
+        numpy.ndarray.resize(item, before.shape, refcheck=False)
+    whole = numpy.ndarray.view(item, numpy.ndarray)
+    if whole.dtype.hasobject or whole.tobytes() != before.tobytes():
+        whole[...] = before
+
+
+def _save_numpy_generator(item: Any) -> Saved:
+    if hasattr(item, "bit_generator"):
+        return item.bit_generator.state, _restore_numpy_generator, ()
+    return item.get_state(legacy=False), _restore_numpy_generator, ()
+
+
+def _restore_numpy_generator(item: Any, before: Any) -> None:
+    if hasattr(item, "bit_generator"):
+        item.bit_generator.state = before
+    else:
+        item.set_state(before)
+
+
+def _save_random(item: random.Random) -> Saved:
+    return random.Random.getstate(item), random.Random.setstate, ()
+
+
+def _save_generator(item: torch.Generator) -> Saved:
+    return item.get_state(), _restore_generator, ()
+
+
+def _restore_generator(item: torch.Generator, before: torch.Tensor) -> None:
+    item.set_state(before)
+
+
+def _save_stream(item: Any) -> Saved:
+    base: Any = io.BytesIO if issubclass(type(item), io.BytesIO) else io.StringIO
+    return None if item.closed else base.__getstate__(item)[:-1], _restore_stream, ()
+
+
+def _restore_stream(item: Any, before: Any) -> None:
+    base: Any = io.BytesIO if issubclass(type(item), io.BytesIO) else io.StringIO
+    if before is not None and not item.closed and base.__getstate__(item)[:-1] != before:
+        base.__setstate__(item, (*before, None))
+
+
+def _save_cell(item: types.CellType) -> Saved:
+    before = [value for value in (contents_of(item),) if value is not _EMPTY]
+    return before, _restore_cell, before
+
+
+def contents_of(cell: types.CellType) -> Any:
+    """Return what a cell contains, or an object of no other use for one that is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+_EMPTY = object()
+
+
+def _restore_cell(item: types.CellType, before: list[Any]) -> None:
+    now = contents_of(item)
+    if before and now is not before[0]:
+        item.cell_contents = before[0]
+    elif not before and now is not _EMPTY:
+        del item.cell_contents
+
+
+def _save_cache(item: Any) -> Saved:
+    """Save what `functools.lru_cache` keeps: an unbounded one by its dict, another can only be cleared."""
+    info = CACHE.cache_info(item)
+    own = item.__dict__
+    kept = [value for value in gc.get_referents(item) if value is not own and type(value) is not type]
+    if info.maxsize is None:
+        return None, None, kept
+    return info.misses, _restore_cache, [value for value in kept if type(value) is not dict]
+
+
+def _restore_cache(item: Any, misses: int) -> None:
+    if CACHE.cache_info(item).misses != misses:
+        CACHE.cache_clear(item)
+
+
+def _save_partial(item: partial[Any]) -> Saved:
+    return None, None, (item.func, item.args, item.keywords)
+
+
+def _save_local(item: threading.local) -> Saved:
+    return None, None, (threading.local.__getattribute__(item, "__dict__"),)
+
+
+def _save_variable(item: ContextVar[Any]) -> Saved:
+    try:
+        return None, None, (item.get(),)
+    except LookupError:
+        return None, None, ()
+
+
+_SAVES: tuple[tuple[Any, Save], ...] = (
+    (OrderedDict, _save_ordered),
+    (dict, _save_dict),
+    (list, _save_list),
+    ((tuple, frozenset), _save_fixed),
+    (deque, _save_deque),
+    (set, _save_set),
+    (bytearray, _save_bytes),
+    (array, _save_numbers),
+    (types.CellType, _save_cell),
+    (random.Random, _save_random),
+    (torch.Generator, _save_generator),
+    ((io.BytesIO, io.StringIO), _save_stream),
+    (CACHE, _save_cache),
+    (partial, _save_partial),
+    (threading.local, _save_local),
+    (ContextVar, _save_variable),
+)
+
+
+# What restores random generators, and what restores objects that no other object can be in.
+GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, _restore_generator})
+UNSHARED = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
+
+
+def is_iterator(value: Any) -> bool:
+    """Return whether an object is an iterator of those that can be copied."""
+    return type(value) in _ITERATORS
+
+
+class Iterators:
+    """Iterators and where they were, each with a copy that goes on from there."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Any, Any, Any]] = []
+
+    def add(self, iterator: Any) -> None:
+        """Note where an iterator is; one that contains what cannot be copied, as a generator, is left as it is."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies no more of itertools
+            try:
+                self._found.append((iterator, _copy(iterator), _position(iterator)))
+            except TypeError:
+                return
+
+    def moved(self) -> dict[int, Any]:
+        """Return the copies of those that have gone on, by the identity of what they are to replace."""
+        if not self._found:
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return {id(iterator): copy for iterator, copy, before in self._found if _position(iterator) != before}
+
+
+def _copy(iterator: Any) -> Any:
+    make, arguments, *state = iterator.__reduce__()
+    copied = make(*[_copy(part) if is_iterator(part) else part for part in arguments])
+    if state and state[0] is not None:
+        copied.__setstate__(_copy_state(state[0]))
+    return copied
+
+
+def _copy_state(state: Any) -> Any:
+    if type(state) is tuple:
+        return tuple(map(_copy_state, state))
+    if type(state) is list:  # that of itertools.cycle grows
+        return list(state)
+    return _copy(state) if is_iterator(state) else state
+
+
+def _position(iterator: Any) -> Any:
+    return length_hint(iterator) if type(iterator) in _HINTED else _describe(iterator.__reduce__()[1:])
+
+
+def _describe(part: Any) -> Any:
+    if is_iterator(part):
+        return _position(part)
+    if type(part) is tuple:
+        return tuple(map(_describe, part))
+    if type(part) is list:
+        return len(part)
+    return part if type(part) in PLAIN else id(part)

@@ -1,0 +1,39 @@
+"""Save the elements of a tensor before they leave torch, to be written to where no dispatch mode sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from fvflops.capture.patch import Patch
+from fvflops.capture.restore import UndoLog
+from fvflops.capture.shape_tensor import ShapeTensor
+
+# A tensor's address is asked for to compare tensors too: of a large one, nothing is copied for that.
+_LARGEST: Mapping[str, int] = {"numpy": 1 << 28, "__dlpack__": 1 << 28, "data_ptr": 1 << 20}
+_EXPORTS = {name: Patch(torch.Tensor, name) for name in _LARGEST}
+
+
+@contextmanager
+def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> Iterator[None]:
+    """Save what existed before a run and leaves torch, by `numpy`, DLPack or its address, as long as this lasts."""
+
+    thread = get_ident()
+
+    def around(largest: int, original: Any) -> Any:
+        def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) is not ShapeTensor and get_ident() == thread:
+                undo_log.save(tensor, fresh, largest)
+            return original(tensor, *args, **kwargs)
+
+        return export
+
+    with ExitStack() as stack:
+        for name, patch in _EXPORTS.items():
+            stack.enter_context(patch.wrapped(partial(around, _LARGEST[name])))
+        yield

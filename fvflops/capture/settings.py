@@ -1,0 +1,116 @@
+"""Record random generators and the settings of torch, NumPy and Python that a model may change, and restore them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.backends import cuda, cudnn, mha, mkldnn, opt_einsum, quantized
+
+Undo = Callable[[], None]
+_Get = Callable[[], Any]
+_Set = Callable[[Any], Any]
+
+_ABSENT = object()
+_PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
+_AUTOCAST = ("cpu", "cuda")
+
+
+def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
+    return (
+        lambda: torch._C._get_fp32_precision_getter(backend, op),
+        lambda value: torch._C._set_fp32_precision_setter(backend, op, value),
+    )
+
+
+def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
+    return (
+        (lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)),
+        (lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)),
+    )
+
+
+def _set_anomaly(value: tuple[bool, bool]) -> None:
+    torch.autograd.set_detect_anomaly(*value)
+
+
+def _default_device() -> Any:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def _set_default_device(context: Any) -> None:
+    torch.set_default_device(None if context is None else context.device)
+
+
+def _print_options() -> dict[str, Any]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+# What reads a setting, and what sets it. A reader that raises is of a setting that this torch does not tell.
+_SETTINGS: tuple[tuple[_Get, _Set], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_default_device, _set_default_device),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_warn_always_enabled, torch.set_warn_always),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_precision(backend, op) for backend, op in _PRECISIONS),
+    *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")),
+    *(_attribute(mkldnn, name) for name in ("enabled", "deterministic")),
+    *(_attribute(cuda.matmul, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("fp16", "bf16")),
+    (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    _attribute(opt_einsum, "enabled"),
+    _attribute(quantized, "engine"),
+    *(pair for device in _AUTOCAST for pair in _autocast(device)),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (_print_options, lambda options: vars(torch._tensor_str.PRINT_OPTS).update(options)),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+)
+
+
+def watch_settings() -> Iterator[Undo]:
+    """Yield what puts back the random generators and the settings."""
+    yield _settings(_SETTINGS)
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    yield lambda: random.setstate(python_state)
+    yield lambda: torch.set_rng_state(torch_state)
+    if torch.cuda.is_initialized():
+        cuda_states = torch.cuda.get_rng_state_all()
+        yield lambda: torch.cuda.set_rng_state_all(cuda_states)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy_state, numpy_errors = numpy.random.get_state(), numpy.geterr()
+        yield lambda: numpy.random.set_state(numpy_state)
+        yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
+
+
+def _settings(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
+    before = [_read(get) for get, _ in settings]
+
+    def undo() -> None:
+        for (get, put), value in zip(settings, before, strict=True):
+            if value is not _ABSENT and _read(get) != value:
+                put(value)
+
+    return undo
+
+
+def _read(get: _Get) -> Any:
+    try:
+        return get()
+    except (RuntimeError, AttributeError):
+        return _ABSENT
