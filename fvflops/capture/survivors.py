@@ -43,7 +43,8 @@ def say_kept(names: list[str]) -> str:
 
 
 def _survivors(run: weakref.ref[Any]) -> list[Any]:
-    return [item for item in gc.get_objects() if type(item) is ShapeTensor and item.home.run is run()]
+    tensors = [item for item in gc.get_objects() if type(item) is ShapeTensor]
+    return [item for item in tensors if (home := getattr(item, "home", None)) is not None and home.run is run()]
 
 
 def _remove(tensors: list[Any]) -> None:

@@ -42,14 +42,14 @@ def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tens
 
 
 def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
-    """Call each function with each of its states; what one raises keeps no other from being called."""
-    problems: list[Exception] = []
+    """Call each function with each of its states; what one raises, whatever it is, keeps no other from being called."""
+    problems: list[BaseException] = []
     with _disable_current_modes():
         for restore, states in kinds:
             for state in states:
                 try:
                     restore(state)
-                except Exception as error:
+                except BaseException as error:
                     problems.append(error)
     if problems:
         raise problems[0]

@@ -88,7 +88,7 @@ def record_step(
         finally:
             session.stop(complete=complete)
             kept = session.release()
-            if kept:
+            if kept and complete:  # else the frames of what was raised keep some
                 _LOGGER.warning("%s", show(kept))
         trace = session.trace()
         del session  # what a signal raises in a finalizer is lost
