@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.autograd_use import AutogradUse, AutogradUsed
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
@@ -172,25 +173,65 @@ def _by_shapes(
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
-    vocabulary = "composite" if loss is None else "core"
-    while True:
-        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
+    attempts: list[_Run] = []
+
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines, detect=detect)
+        attempts.append(run)
+        return run
+
+    try:
+        return _in_vocabulary(attempt, lambda run: run.by_shapes(impersonated, homes, rules), loss)
+    except Exception as error:
+        run = attempts[-1]
+        line = run.why_not(error)
+        if may_fall_back:
+            return line
+        if not wants_numbers(error if run.failure is None else run.failure[2]):
+            raise
+        what = "pass real weights" if on_meta else 'use execution="auto"'
+        if run.failure is not None and rules.can_assume(run.failure[0]):
+            what += f", or give the op a size: assume={{{run.failure[0]!r}: ...}}"
+        raise ExecutionError(f"{line}: {what}") from error
+
+
+def _in_vocabulary(
+    attempt: Callable[..., _Run], execute: Callable[[_Run], Trace], loss: Loss | None, *, once: bool = False
+) -> Trace:
+    """Return the Trace of a run in the composite vocabulary, or in the core one where the model uses autograd.
+
+    It does where a core run makes a backward pass, or calls other modules. `once` says that there is one run only.
+    """
+    if loss is not None:
+        return execute(attempt("core", detect=False))
+    below = attempt("composite", detect=True)
+    trace = None
+    failed = False
+    try:
+        trace = execute(below)
+    except AutogradUsed:
+        pass
+    except Exception as error:
+        failed = True
+        if once or not (below.autograd.seen or _fails_below_autograd(error)):
+            raise
+    if trace is not None and not below.autograd.seen:
+        return trace
+    if once:
+        raise ExecutionError(
+            f"the model uses autograd ({below.autograd.seen}), for which it is run a second time, "
+            "and an argument can be read only once: pass a list instead of the iterator"
+        )
+    again = execute(attempt("core", detect=False))
+    if failed or any(phase != "forward" for _, _, phase in again.calls):
+        return again
+    if trace is None:
         try:
-            return run.by_shapes(impersonated, homes, rules)
-        except Exception as error:
-            other, _ = _another_way(error)
-            if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
-                vocabulary = other
-                continue
-            line = run.why_not(error)
-            if may_fall_back:
-                return line
-            if not wants_numbers(error if run.failure is None else run.failure[2]):
-                raise
-            what = "pass real weights" if on_meta else 'use execution="auto"'
-            if run.failure is not None and rules.can_assume(run.failure[0]):
-                what += f", or give the op a size: assume={{{run.failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {what}") from error
+            trace = execute(attempt("composite", detect=False))
+        except Exception:  # what it does without a backward pass (a hook on a tensor) fails below autograd too
+            return again
+    same = sum(again.region_calls.values()) == sum(trace.region_calls.values())
+    return trace if same else again
 
 
 def wants_numbers(error: Exception) -> bool:
@@ -213,17 +254,21 @@ def _for_real(
     reading = Reading(model)
     if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    first = "composite" if loss is None else "core"
+
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        return _Run(
+            model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines, detect=detect
+        )
+
     try:
-        return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure, lines=lines).for_real()
+        return _in_vocabulary(attempt, _Run.for_real, loss, once=once)
     except Exception as error:
-        vocabulary, uncompiled = _another_way(error)
-        if once or (vocabulary == first and not uncompiled):
+        # Code that was compiled under another dispatch mode.
+        if once or "torch dispatch mode present" not in str(error):
             _say_which_input(error, model, args, kwargs)
             raise
-    if uncompiled:
-        stack.enter_context(eager())
-    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines).for_real()
+    stack.enter_context(eager())
+    return _in_vocabulary(attempt, _Run.for_real, loss)
 
 
 def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -251,6 +296,7 @@ class _Run:
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
         lines: bool = False,
+        detect: bool = False,
     ) -> None:
         self._model = model
         self._args = args
@@ -262,6 +308,8 @@ class _Run:
         self._recorder.homes = reading.homes() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
+        self._detect = detect
+        self.autograd = AutogradUse(self._recorder)
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -335,6 +383,8 @@ class _Run:
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+                if self._detect:
+                    stack.enter_context(self.autograd.detected())
             elif self._loss is not None:
                 stack.enter_context(torch.enable_grad())
             yield
@@ -396,17 +446,13 @@ def _on_meta(reading: Reading) -> bool:
     return {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
 
 
-def _another_way(error: Exception) -> tuple[str, bool]:
-    """Return the vocabulary in which a run that failed may succeed, and whether compiled functions must run eagerly.
-
-    A model that uses autograd in its forward fails below autograd; ("composite", False) is what has failed already.
-    """
-    if "torch dispatch mode present" in str(error):
-        return "composite", True
+def _fails_below_autograd(error: Exception) -> bool:
+    """Return whether a run may have failed for being made below autograd: the model uses autograd in its forward."""
+    if isinstance(error, ValueNeeded):
+        return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
     says_so = isinstance(error, RuntimeError) and "grad" in str(error)
-    uses_autograd = says_so or any("torch/autograd/" in file for file in files)
-    return ("core" if uses_autograd else "composite"), False
+    return says_so or any("torch/autograd/" in file for file in files)
 
 
 def _say_which_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
