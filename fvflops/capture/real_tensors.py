@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 from fvflops.capture.infer import META
 from fvflops.capture.metadata import Metadata, intern, is_here, metadata_of
@@ -80,8 +81,8 @@ class RealTensors:
         return tensor.metadata if type(tensor) is ShapeTensor else self.look(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a tensor of any layout, and of what torch.func makes of one."""
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        """Return the spec of a tensor of any layout, and of what torch.func or a graph's tracer makes of one."""
+        wrapped = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
         return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
 

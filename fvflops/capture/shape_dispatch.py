@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
+from fvflops.capture.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.infer import substitute, take_apart
 from fvflops.capture.learning import Learner
 from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
@@ -118,6 +119,8 @@ class ShapeMode(WrapperAware):
     ) -> Any:
         if self._nested:
             return self._answer_apart(func, types, args, kwargs or {})
+        if graph_tracer() is not None and not is_fake(types):
+            return self._answer_traced(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
@@ -246,6 +249,14 @@ class ShapeMode(WrapperAware):
                 return self.__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._nested = True
+
+    def _answer_traced(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answer a call through the tracer of a graph, which notes it and asks this mode for the result."""
+        tracer = graph_tracer()
+        with tracer_stashed():
+            make_constants(tracer, (args, kwargs))
+            with self:
+                return tracer.__torch_dispatch__(func, types, args, kwargs)
 
     def _view(
         self,

@@ -187,10 +187,15 @@ def _sign_group(group: Any) -> Symbol:
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; a nested tensor's ragged size is its largest."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
+        return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
-    shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(int, tensor.shape))
+    shape = _nested_shape(tensor) if tensor.is_nested else tuple(map(_size, tensor.shape))
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+
+
+def _size(size: Any) -> int:
+    # An int() would fix a size that a graph's tracer leaves open.
+    return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
