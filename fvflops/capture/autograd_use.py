@@ -64,12 +64,13 @@ class AutogradUse:
         def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
             if requires_grad:
                 self._note("Tensor.requires_grad_()")
-            return original(tensor, requires_grad)  # type: ignore[no-any-return]
+            return original(tensor, requires_grad)
 
         return requires_grad_
 
     def _around_flag(self, original: Any) -> Any:
-        descriptor = original if isinstance(original, property) else torch._C.TensorBase.requires_grad
+        own: Any = torch._C.TensorBase.requires_grad
+        descriptor = original if isinstance(original, property) else own
 
         def put(tensor: torch.Tensor, requires_grad: bool) -> None:
             if requires_grad:

@@ -1,4 +1,4 @@
-"""Let torch's graph tracer (make_fx, torch.func.linearize) see the ops of a shape run, whose answers come without it."""
+"""Show the ops of a shape run to torch's graph tracer (make_fx, torch.func.linearize)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def graph_tracer() -> Any:
 @contextmanager
 def tracer_stashed() -> Iterator[None]:
     """Trace nothing for as long as the context lasts."""
-    tracer = torch._C._unset_dispatch_mode(_KIND)
+    tracer: Any = torch._C._unset_dispatch_mode(_KIND)
     try:
         yield
     finally:

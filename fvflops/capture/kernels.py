@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast
 
+from fvflops.capture.by_identity import ByIdentity
 from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.reading import Reading
 from fvflops.capture.scopes import CALLS
@@ -48,9 +49,9 @@ def module_ranges(reading: Reading) -> Iterator[None]:
     no marks in it, and is the same as without; that of modules which `compile()` was called on is marked around.
     """
     texts = name_ranges(reading)
-    marks = {module: texts[name] for module, name in reading.names.items()}
+    marks = ByIdentity([(module, texts[name]) for module, name in reading.names.items()])
     is_compiling = torch.compiler.is_compiling
-    compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
+    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -69,12 +70,12 @@ def module_ranges(reading: Reading) -> Iterator[None]:
         return call
 
     with CALLS.wrapped(around):
-        for module, call in compiled.items():
+        for module, call in compiled:
             module._compiled_call_impl = _marked(call, marks[module])
         try:
             yield
         finally:
-            for module, call in compiled.items():
+            for module, call in compiled:
                 module._compiled_call_impl = call
 
 

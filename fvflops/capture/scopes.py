@@ -39,14 +39,14 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
+    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
     with _compiled_afterwards(), CALLS.wrapped(partial(_around, recorder, reading)):
-        for module in compiled:
+        for module, _ in compiled:
             module._compiled_call_impl = None  # it holds the method as it was
         try:
             yield
         finally:
-            for module, call in compiled.items():
+            for module, call in compiled:
                 module._compiled_call_impl = call
 
 
@@ -71,21 +71,21 @@ def _compiled_afterwards() -> Iterator[None]:
 
 def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
-    unseen: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
-    fused = {module for module in reading.names if isinstance(module, _FUSED)}
+    unseen = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    fused = {id(module) for module in reading.names if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(reading.names, map(recorder.region, reading.regions), strict=True))
+    regions = dict(zip(map(id, reading.names), map(recorder.region, reading.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
-            del regions[module]
+            del regions[id(module)]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        region = regions.get(module)
+        region = regions.get(id(module))
         if region is None or (get_ident() != thread and not recorder.is_here()):
             return original(module, *args, **kwargs)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
-            if module in fused:
+            if id(module) in fused:
                 with _Unfused():
                     result = original(module, *args, **kwargs)
             else:
@@ -94,7 +94,7 @@ def _around(recorder: Recorder, reading: Reading, original: Callable[..., Any]) 
             leave(token, None, error)
             raise
         if unseen:
-            for op in unseen.get(module, ()):
+            for op in unseen.get(id(module), ()):
                 recorder.call_unseen(op)
         leave(token, result)
         return result
