@@ -38,7 +38,8 @@ class Learner:
         """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
         name = op.schema.name
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
-        known = all(item.known for item in metadata)
+        # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
+        known = not op.grouped and all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
         rule = quickly(name, self._rules.instead(name) or func)
         remember = True

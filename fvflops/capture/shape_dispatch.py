@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.capture.collectives import completed_work, is_work
 from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
 from fvflops.capture.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.infer import substitute, take_apart
@@ -187,12 +188,14 @@ class ShapeMode(WrapperAware):
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._note(outcome, reads, (reads[source],))
             return tensor if outcome.view is None else make(outcome.view, tensor.home)
-        if outcome.concrete or self._counts_on(outcome, tensors):
+        if outcome.concrete or self._counts_on(op, outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
 
-    def _counts_on(self, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
+    def _counts_on(self, op: KnownOp, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
+        if op.grouped:
+            return False
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
         small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
         return bool(small) and self.reals.hold_numbers(tensors)
@@ -218,7 +221,7 @@ class ShapeMode(WrapperAware):
         real: list[Any] = []
         for metadata, source, same, value in outcome.outputs:
             if metadata is None:
-                results.append(value)
+                results.append(completed_work(results) if is_work(value) else value)
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
