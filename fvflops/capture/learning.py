@@ -39,7 +39,7 @@ class Learner:
         name = op.schema.name
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
         # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
-        known = not op.grouped and all(item.known for item in metadata)
+        known = not op.communicates and all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
         rule = quickly(name, self._rules.instead(name) or func)
         remember = True

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.autograd_use import AutogradUse, AutogradUsed
+from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
@@ -342,6 +343,7 @@ class _Run:
             try:
                 with (
                     self._grad_mode(),
+                    reducers_kept() if self._vocabulary == "core" else nullcontext(),
                     watch(self._recorder, self._reading, mode, training=self._loss is not None),
                     nullcontext() if is_here(device) else OnThisMachine(device),
                 ):

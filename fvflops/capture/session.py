@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
@@ -117,6 +118,7 @@ class Session:
         stack.callback(snapshot.restore)
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
+        stack.enter_context(reducers_kept())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
         stack.callback(mode.close)
         mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)

@@ -194,7 +194,7 @@ class ShapeMode(WrapperAware):
 
     def _counts_on(self, op: KnownOp, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
-        if op.grouped:
+        if op.communicates:
             return False
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
         small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
