@@ -17,8 +17,7 @@ def is_work(value: Any) -> bool:
 
 def completed_work(results: Sequence[torch.Tensor]) -> Any:
     """Return the handle of a collective that is done, whose future has its results, as DDP's reducer wants them."""
-    from torch._C._distributed_c10d import _create_work_from_future
-
+    make: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(list(results))
-    return _create_work_from_future(future).boxed()  # type: ignore[attr-defined]
+    return make(future).boxed()

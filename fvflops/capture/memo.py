@@ -87,7 +87,8 @@ class KnownOp:
     """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
 
     It can make a tensor from none (`factory`), name a process group (`grouped`), exchange messages with other ranks
-    (`communicates`), be `random`, write to its arguments, or take lists of which one item is an int and another is not (`mixes`).
+    (`communicates`), be `random`, write to its arguments, or take lists of which one item is an int and another is not
+    (`mixes`).
 
     `expansions` are outcomes too, for each set of stops, of a composite op that comes down to one call of another op on
     the same tensors.
