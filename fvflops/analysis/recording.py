@@ -105,6 +105,8 @@ class record(FlopCountAnalysis):
     ) -> None:
         self._stage = "closed"
         goes_on = self._session is not None
+        if error is not None and self._session is not None:
+            self._session.explain(error)
         self._end(complete=error is None)
         if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
             self._hand_over()

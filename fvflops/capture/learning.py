@@ -96,8 +96,10 @@ class Learner:
         if any(item.known for item in inference.metadata):
             try:
                 return inference.run(rule, args, kwargs, keep_known=True)
-            except Exception as second:
+            except ValueNeeded as second:
                 error = second
+            except Exception:  # of known numbers and others together: the first error is the op's own
+                pass
         sized = self._rules.sized(name)
         if sized is not None:
             return inference.run(sized, args, kwargs)

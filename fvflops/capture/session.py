@@ -149,6 +149,17 @@ class Session:
                 error = recorder.failure[2]
                 raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
 
+    def explain(self, error: BaseException) -> None:
+        """Add to the error of what cannot be run by shapes in which module that is, and what to do."""
+        if self._rules is None or self._recorder is None or self._recorder.failure is None or not error.args:
+            return
+        op, _, cause = self._recorder.failure
+        if cause is error:
+            what = 'record for real (execution="real")'
+            if self._rules.can_assume(op):
+                what += f", or give the op a size or a value: assume={{{op!r}: ...}}"
+            error.args = (f"{self._recorder.why_not(cause)}: {what}", *error.args[1:])
+
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""
         if threading.get_ident() != self._thread:
