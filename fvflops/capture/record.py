@@ -170,7 +170,7 @@ def _by_shapes(
     reading = Reading(model)
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
-    on_meta = any(home.type == "meta" for home in reading.devices)
+    on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
@@ -445,7 +445,12 @@ def shape_run_is_on() -> bool:
 
 def _on_meta(reading: Reading) -> bool:
     kinds = zip(reading.metadata, reading.rows, strict=True)
-    return {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
+    return not _is_offloaded(reading) and {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
+
+
+def _is_offloaded(reading: Reading) -> bool:
+    """Return whether accelerate keeps the weights elsewhere, and puts them into each module for its call."""
+    return any("_hf_hook" in vars(module) for module in reading.names)
 
 
 def _fails_below_autograd(error: Exception) -> bool:
