@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class RealTensors:
         self._adapted: dict[Metadata, Metadata] = {}
         # Of the storages the first so many existed before the run; the others' numbers are of the run's own making.
         self._held = 0
-        self._lost: set[int] = set()
+        # By id, with what tells that the storage still lives: another may come to be where it was.
+        self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def know(
         self,
@@ -69,7 +71,7 @@ class RealTensors:
         real = metadata_of(tensor)
         metadata = self._adapt(real)
         number = self._recorder.storage_of(tensor, "outside")
-        if tensor.untyped_storage()._cdata in self._lost:
+        if self._is_lost(tensor.untyped_storage()):
             metadata = _unknown(metadata)
         elif not metadata.known and number >= self._held and _could_stay(real):
             # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
@@ -99,7 +101,7 @@ class RealTensors:
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"
-            and tensor.untyped_storage()._cdata not in self._lost
+            and not self._is_lost(tensor.untyped_storage())
             for tensor in tensors
         )
 
@@ -111,12 +113,17 @@ class RealTensors:
 
     def lose(self, tensor: torch.Tensor) -> None:
         """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
-        storage = tensor.untyped_storage()._cdata
-        if storage not in self._lost:
-            self._lost.add(storage)
+        storage = tensor.untyped_storage()
+        if not self._is_lost(storage):
+            self._lost[id(storage)] = weakref.ref(storage)
             for key, (seen, metadata, number) in list(self.seen.items()):
-                if metadata.known and seen.untyped_storage()._cdata == storage:
+                if metadata.known and seen.untyped_storage() is storage:
                     self.seen[key] = seen, _unknown(metadata), number
+
+    def _is_lost(self, storage: torch.UntypedStorage) -> bool:
+        # torch keeps one object for a storage as long as it lives.
+        lost = self._lost.get(id(storage))
+        return lost is not None and lost() is storage
 
     def _adapt(self, metadata: Metadata) -> Metadata:
         """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""

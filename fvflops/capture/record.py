@@ -445,7 +445,9 @@ def shape_run_is_on() -> bool:
 
 def _on_meta(reading: Reading) -> bool:
     kinds = zip(reading.metadata, reading.rows, strict=True)
-    return not _is_offloaded(reading) and {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
+    return not _is_offloaded(reading) and {
+        metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
+    } == {"meta"}
 
 
 def _is_offloaded(reading: Reading) -> bool:
