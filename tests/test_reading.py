@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, parameter_count
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis, parameter_count, record
 from fvflops.capture.reading import Reading, read_modules
 
 
@@ -148,3 +148,35 @@ def test_an_analysis_keeps_nothing_of_the_model_alive(grad: bool) -> None:
         assert alive() is None and weights() is None
     finally:
         gc.enable()
+
+
+def _refuse(*_: object) -> bool:
+    raise RuntimeError("modules are not to be compared")
+
+
+COMPARED: dict[str, dict[str, object]] = {
+    "equal to all": {"__eq__": lambda self, other: True, "__hash__": lambda self: 7},
+    "equal by class": {"__eq__": lambda self, other: type(self) is type(other), "__hash__": lambda self: 3},
+    "unhashable": {"__eq__": lambda self, other: True, "__hash__": None},
+    "raising": {"__eq__": _refuse, "__hash__": _refuse},
+    "by tensors": {"__eq__": lambda self, other: torch.zeros(2) == 0, "__hash__": lambda self: 1},
+}
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["a part", "the root too"])
+@pytest.mark.parametrize("kind", COMPARED)
+def test_modules_are_told_apart_whatever_equals_them(kind: str, root: bool) -> None:
+    layer = type("Layer", (nn.Linear,), COMPARED[kind])
+    whole = type("Whole", (nn.Sequential,), COMPARED[kind] if root else {})
+    model = whole(layer(6, 6), nn.Tanh(), layer(6, 6), layer(6, 4))
+    x = torch.ones(5, 6)
+    forward = {"": 480, "0": 180, "1": 0, "2": 180, "3": 120}
+    for execution in ("shapes", "real"):
+        assert FlopCountAnalysis(model, x, execution=execution).by_module() == forward
+    step = TrainingStepAnalysis(model, x, loss=torch.sum, checkpoint=[layer])
+    # The input needs no gradient.
+    assert step.by_module() == {"": 2 * 180 + 3 * 180 + 3 * 120, "0": 360, "1": 0, "2": 540, "3": 360}
+    with record(model) as run:
+        model(x).sum().backward()
+    assert run.by_module() == step.by_module()
+    assert all(part._parameters["weight"].grad is not None for part in (model[0], model[2], model[3]))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fvflops import load_table
+from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.examples import NotHere, bind_example, overloads_of
 from fvflops.capture import real_tensors
 from fvflops.capture.memo import clear_memo
@@ -908,3 +908,28 @@ def test_shapes_are_those_of_a_real_run_or_the_run_says_that_it_cannot(dtype, ba
     silent = {name: problem for name, problem in found.items() if not problem.startswith("raises")}
     assert {name: text for name, text in found.items() if name not in DIFFERENT} == {}
     assert not [name for name in silent if DIFFERENT[name].startswith(NEEDS_NUMBERS)]
+
+
+class Where(nn.Module):
+    """Picks rows by torch.where with one argument, beside one with three, and multiplies them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.where(x > 0, x, -x)[torch.where(x[:, 0] > 0)])
+
+
+@pytest.mark.parametrize(("given", "rows"), [(3, 3), (0.4, 2), (50, 5)])
+def test_the_size_of_where_can_be_given(given: float, rows: int) -> None:
+    analysis = FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where": given})
+    assert analysis.macs() == rows * 16
+
+
+def test_where_of_three_has_no_size_to_give() -> None:
+    with pytest.raises(ExecutionError, match=r"assume=\{'aten::where': \.\.\.\}"):
+        FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes").total()
+    with pytest.raises(ValueError, match=r"'aten::where.self' is no op .* did you mean 'aten::where'"):
+        FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where.self": 3}).total()
+    assert FlopCountAnalysis(Where(), torch.ones(5, 4)).macs() == 5 * 16

@@ -116,6 +116,8 @@ class record(FlopCountAnalysis):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         goes_on = self._session is not None
+        if error is not None and self._session is not None:
+            self._session.explain(error)
         self._leave(complete=error is None)
         if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
             self._hand_over()

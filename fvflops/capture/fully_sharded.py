@@ -18,7 +18,7 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     loaded = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
     if loaded is None:
         return []
-    found = (loaded._get_module_fsdp_state(module) for module in modules)
+    found = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))
     states = list(dict.fromkeys(state for state in found if state is not None))
     groups = [group for state in states for group in state._fsdp_param_groups]
     if not all(group.is_sharded for group in groups):
@@ -26,3 +26,12 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     parameters = [parameter for group in groups for parameter in group.fsdp_params]
     shared = [item for state in states for item in (state._state_ctx, state._comm_ctx)]
     return [vars(item) for item in dict.fromkeys([*states, *groups, *parameters, *shared])]
+
+
+def _can_be_key(module: nn.Module) -> bool:
+    """Return whether FSDP2 can have met a module: it keeps its states by module, whose class may forbid that."""
+    try:
+        hash(module)
+    except Exception:
+        return False
+    return True

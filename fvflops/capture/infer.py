@@ -121,6 +121,7 @@ class Inference:
                 return Output(changed.get(same, self.metadata[same]), same, True)
             if item.device != META:
                 return Output(None, value=item)  # numbers that the rule knows
+            _want_strided(item)
             source = storages.get(item.untyped_storage()._cdata)
             device = home if source is None else self.metadata[source].device
             return Output(self._describe(item, device), source)
@@ -135,8 +136,7 @@ class Inference:
         )
 
     def _describe(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            raise NotImplementedError(f"its result has the layout {tensor.layout}")
+        _want_strided(tensor)
         return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
 
     def _common_device(self) -> torch.device:
@@ -145,3 +145,9 @@ class Inference:
             if metadata.shape:
                 return metadata.device
         return self.metadata[0].device if self.metadata else self._device
+
+
+def _want_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise NotImplementedError(f"its result is a {layout} tensor, of which there are none in shape execution")

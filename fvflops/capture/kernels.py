@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast
 
+from fvflops.capture.by_identity import ByIdentity
 from fvflops.capture.forks import undone_in_child
 from fvflops.capture.model import unwrap_compiled
 from fvflops.capture.reading import Reading
@@ -49,9 +50,9 @@ def module_ranges(reading: Reading) -> Iterator[None]:
     no marks in it, and is the same as without; that of modules which `compile()` was called on is marked around.
     """
     texts = name_ranges(reading)
-    marks = {module: texts[name] for module, name in reading.names.items()}
+    marks = ByIdentity([(module, texts[name]) for module, name in reading.names.items()])
     is_compiling = torch.compiler.is_compiling
-    compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
+    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -70,12 +71,12 @@ def module_ranges(reading: Reading) -> Iterator[None]:
         return call
 
     def unmark() -> None:
-        for module, call in compiled.items():
+        for module, call in compiled:
             module._compiled_call_impl = call
 
     with CALLS.wrapped(around), undone_in_child(unmark):
         try:
-            for module, call in compiled.items():
+            for module, call in compiled:
                 module._compiled_call_impl = _marked(call, marks[module])
             yield
         finally:

@@ -41,7 +41,8 @@ class Learner:
         """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
         name = op.schema.name
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
-        known = all(item.known for item in metadata)
+        # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
+        known = not op.communicates and all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
         rule = quickly(name, self._rules.instead(name) or func)
         remember = True
@@ -103,10 +104,11 @@ class Learner:
         if any(item.known for item in inference.metadata):
             try:
                 return inference.run(rule, args, kwargs, keep_known=True)
-            except Exception as second:
+            except ValueNeeded as second:
+                error = second
+            except Exception as second:  # of known numbers and others together: the first error is the op's own
                 if is_interrupt(second):
                     raise
-                error = second
         sized = self._rules.sized(name)
         if sized is not None:
             return inference.run(sized, args, kwargs)

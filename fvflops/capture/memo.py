@@ -87,14 +87,24 @@ class KnownOp:
     """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
 
     It can make a tensor from none (`factory`), depend on more than its arguments' metadata (`looks_closer`: the name of
-    a process group, or numbers that its cost depends on), be `random`, write to its arguments, or take lists of which
-    one item is an int and another is not (`mixes`).
+    a process group, or numbers that its cost depends on), exchange messages with other ranks (`communicates`), be
+    `random`, write to its arguments, or take lists of which one item is an int and another is not (`mixes`).
 
     `expansions` are outcomes too, for each set of stops, of a composite op that comes down to one call of another op on
     the same tensors.
     """
 
-    __slots__ = ("expansions", "factory", "looks_closer", "mixes", "outcomes", "random", "schema", "writes")
+    __slots__ = (
+        "communicates",
+        "expansions",
+        "factory",
+        "looks_closer",
+        "mixes",
+        "outcomes",
+        "random",
+        "schema",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
         self.schema: OpSchema = describe_op(func)
@@ -103,6 +113,7 @@ class KnownOp:
         self.expansions: dict[StopsAt, dict[tuple[Any, ...], Outcome]] = {}
         self.factory = "device" in self.schema.position
         self.looks_closer = self.schema.group is not None or bool(self.schema.valued)
+        self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
         arguments = getattr(getattr(func, "_schema", None), "arguments", None)
         self.mixes = arguments is None or any("List[number]" in str(argument.type) for argument in arguments)

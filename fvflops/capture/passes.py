@@ -14,7 +14,7 @@ from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import leaves_of, restore_all
 
 # `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all come down to it.
-_RUN = Patch(torch.autograd, "_engine_run_backward")
+ENGINE_RUNS = Patch(torch.autograd, "_engine_run_backward")
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def backward_passes(recorder: Recorder) -> Iterator[None]:
 
         return run
 
-    with _RUN.wrapped(around):
+    with ENGINE_RUNS.wrapped(around):
         yield
 
 
@@ -55,7 +55,7 @@ def gradients_restored() -> Iterator[None]:
         return run
 
     with ExitStack() as stack:
-        stack.enter_context(_RUN.wrapped(around))
+        stack.enter_context(ENGINE_RUNS.wrapped(around))
         try:
             yield
         finally:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, islice
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from fvflops.capture.by_identity import ByIdentity
 from fvflops.capture.metadata import Metadata, metadata_of_leaf
 from fvflops.capture.model import named_places, owner_of, read_tree, unwrap_compiled
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
 # The layout of each model that was read, for as long as the model lives.
-_LAYOUTS: WeakKeyDictionary[nn.Module, _Layout] = WeakKeyDictionary()
+_LAYOUTS = WeakIdKeyDictionary()
 _TENSORS = {torch.Tensor, nn.Parameter}
 _HOLDERS = ("_parameters", "_buffers", "_modules")
 _MAPPINGS = (dict, OrderedDict)
@@ -42,7 +43,7 @@ class Reading:
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
         layout, found = _find(self.owner)
-        self.names: dict[nn.Module, str] = dict(zip(found.modules, layout.paths, strict=True))
+        self.names: Mapping[nn.Module, str] = ByIdentity(zip(found.modules, layout.paths, strict=True))
         self.mappings, self.keys, self.values = found.mappings, found.keys, found.values
         self.sizes = layout.sizes
         self.empty = found.empty
@@ -149,9 +150,8 @@ class _Layout:
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
-        names: dict[nn.Module, str] = {}
-        for path, module in [] if owner is None else named_places(owner):
-            names.setdefault(module, path)
+        places = [] if owner is None else named_places(owner)
+        names = ByIdentity((module, path) for path, module in places)
         self.paths = list(names.values())
         self.regions = [Region("module", path) for path in self.paths]
         self._steps, nodes = _steps_to(names)
@@ -184,15 +184,15 @@ class _Layout:
         self._inner_keys, held = _contents(inner)
         self._identities = list(map(id, held))
         self.sizes = list(map(len, (*attributes, *inner)))
-        places = {id(value): position for position, value in reversed(list(enumerate(held)))}
+        found = {id(value): position for position, value in reversed(list(enumerate(held)))}
         labels: dict[int, tuple[str, str]] = {}
         for module, path in names.items():
             prefix = path + "." if path else ""
             for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) in places:
+                    if tensor is not None and id(tensor) in found:
                         labels.setdefault(id(tensor), (kind, prefix + name))
-        self._pick_tensors = _picker([places[key] for key in labels])
+        self._pick_tensors = _picker([found[key] for key in labels])
         self.labels = list(labels.values())
         self.columns: tuple[list[Any], ...] = ()
         self.metadata: list[Metadata] = []
@@ -243,13 +243,13 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
     """
     steps: list[tuple[int, str]] = []
     nodes = list(modules)[:1]
-    positions = dict.fromkeys(nodes, 0)
+    positions = dict.fromkeys(map(id, nodes), 0)
     for module in modules:
         for key, child in module._modules.items():
-            above = positions[module]
-            while child is not None and child not in positions:
+            above = positions[id(module)]
+            while child is not None and id(child) not in positions:
                 steps.append((above, key))
-                above = positions[child] = len(nodes)
+                above = positions[id(child)] = len(nodes)
                 nodes.append(child)
                 if unwrap_compiled(child) is child:
                     break

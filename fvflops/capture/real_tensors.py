@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 from fvflops.capture.infer import META
 from fvflops.capture.metadata import Metadata, intern, is_here, metadata_of
@@ -40,7 +42,8 @@ class RealTensors:
         self._adapted: dict[Metadata, Metadata] = {}
         # Of the storages the first so many existed before the run; the others' numbers are of the run's own making.
         self._held = 0
-        self._lost: set[int] = set()
+        # By id, with what tells that the storage still lives: another may come to be where it was.
+        self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def know(
         self,
@@ -68,7 +71,7 @@ class RealTensors:
         real = metadata_of(tensor)
         metadata = self._adapt(real)
         number = self._recorder.storage_of(tensor, "outside")
-        if tensor.untyped_storage()._cdata in self._lost:
+        if self._is_lost(tensor.untyped_storage()):
             metadata = _unknown(metadata)
         elif not metadata.known and number >= self._held and _could_stay(real):
             # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
@@ -80,8 +83,8 @@ class RealTensors:
         return tensor.metadata if type(tensor) is ShapeTensor else self.look(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a tensor of any layout, and of what torch.func makes of one."""
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        """Return the spec of a tensor of any layout, and of what torch.func or a graph's tracer makes of one."""
+        wrapped = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
         return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
 
@@ -98,7 +101,7 @@ class RealTensors:
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"
-            and tensor.untyped_storage()._cdata not in self._lost
+            and not self._is_lost(tensor.untyped_storage())
             for tensor in tensors
         )
 
@@ -110,12 +113,17 @@ class RealTensors:
 
     def lose(self, tensor: torch.Tensor) -> None:
         """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
-        storage = tensor.untyped_storage()._cdata
-        if storage not in self._lost:
-            self._lost.add(storage)
+        storage = tensor.untyped_storage()
+        if not self._is_lost(storage):
+            self._lost[id(storage)] = weakref.ref(storage)
             for key, (seen, metadata, number) in list(self.seen.items()):
-                if metadata.known and seen.untyped_storage()._cdata == storage:
+                if metadata.known and seen.untyped_storage() is storage:
                     self.seen[key] = seen, _unknown(metadata), number
+
+    def _is_lost(self, storage: torch.UntypedStorage) -> bool:
+        # torch keeps one object for a storage as long as it lives.
+        lost = self._lost.get(id(storage))
+        return lost is not None and lost() is storage
 
     def _adapt(self, metadata: Metadata) -> Metadata:
         """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""

@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.autograd_use import AutogradUse, AutogradUsed
+from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.exports import saved_exports
 from fvflops.capture.fake_tensors import fake_execution, find_fake_mode, holds_fakes
@@ -192,52 +194,82 @@ def _by_shapes(
     reading = Reading(model)
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
-    on_meta = any(home.type == "meta" for home in reading.devices)
+    on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_memo()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
-    vocabulary = "composite" if loss is None else "core"
-    while True:
-        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines)
-        trace, other, failure = _try_shapes(run, vocabulary, impersonated, homes, rules, may_fall_back, on_meta)
-        kept = run.release()  # without the error, whose frames hold tensors too
-        if trace is None and other != vocabulary:
-            vocabulary = other
-            continue
-        if kept and not may_fall_back:
-            _LOGGER.warning("%s", show(kept))
-        return trace, failure or (kept if may_fall_back else "")
+    attempts: list[_Run] = []
 
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        if attempts:
+            attempts[-1].forget_errors()
+            attempts[-1].release()
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines, detect=detect)
+        attempts.append(run)
+        return run
 
-def _try_shapes(
-    run: _Run,
-    vocabulary: str,
-    device: torch.device,
-    homes: Sequence[torch.device],
-    rules: ShapeRules,
-    may_fall_back: bool,
-    on_meta: bool,
-) -> tuple[Trace | None, str, str]:
-    """Return the Trace of a run by shapes, if there is one, the vocabulary in which there may be one, and why not."""
+    trace, line = None, ""
     try:
-        return run.by_shapes(device, homes, rules), vocabulary, ""
+        trace = _in_vocabulary(attempt, lambda run: run.by_shapes(impersonated, homes, rules), loss)
     except Exception as error:
-        if is_interrupt(error):
-            raise
-        other, _ = _another_way(error)
+        run = attempts[-1]
         failure, line = run.failure, run.why_not(error)
         run.forget_errors()
-        if vocabulary == "composite" and other == "core" and not isinstance(error, ValueNeeded):
-            return None, other, line
-        if may_fall_back:
-            return None, vocabulary, line
-        run.release()
-        if not wants_numbers(error if failure is None else failure[2]):
+        if is_interrupt(error):
             raise
-        what = "pass real weights" if on_meta else 'use execution="auto"'
-        if failure is not None and rules.can_assume(failure[0]):
-            what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
-        raise ExecutionError(f"{line}: {what}") from error
+        if not may_fall_back:
+            run.release()
+            if not wants_numbers(error if failure is None else failure[2]):
+                raise
+            what = "pass real weights" if on_meta else 'use execution="auto"'
+            if failure is not None and rules.can_assume(failure[0]):
+                what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
+            raise ExecutionError(f"{line}: {what}") from error
+    kept = attempts[-1].release()  # without the error, whose frames hold tensors too
+    if kept and not may_fall_back:
+        _LOGGER.warning("%s", show(kept))
+    return trace, line or (kept if may_fall_back else "")
+
+
+def _in_vocabulary(
+    attempt: Callable[..., _Run], execute: Callable[[_Run], Trace], loss: Loss | None, *, once: bool = False
+) -> Trace:
+    """Return the Trace of a run in the composite vocabulary, or in the core one where the model uses autograd.
+
+    It does where a core run makes a backward pass, or calls other modules. `once` says that there is one run only.
+    """
+    if loss is not None:
+        return execute(attempt("core", detect=False))
+    below = attempt("composite", detect=True)
+    trace = None
+    failed = False
+    try:
+        trace = execute(below)
+    except AutogradUsed:
+        pass
+    except Exception as error:
+        failed = True
+        if is_interrupt(error) or once or not (below.autograd.seen or _fails_below_autograd(error)):
+            raise
+    if trace is not None and not below.autograd.seen:
+        return trace
+    if once:
+        raise ExecutionError(
+            f"the model uses autograd ({below.autograd.seen}), for which it is run a second time, "
+            "and an argument can be read only once: pass a list instead of the iterator"
+        )
+    again = execute(attempt("core", detect=False))
+    if failed or any(phase != "forward" for _, _, phase in again.calls):
+        return again
+    if trace is None:
+        try:
+            trace = execute(attempt("composite", detect=False))
+        except Exception as error:  # what it does without a backward pass (a hook on a tensor) fails below autograd too
+            if is_interrupt(error):
+                raise
+            return again
+    same = sum(again.region_calls.values()) == sum(trace.region_calls.values())
+    return trace if same else again
 
 
 def wants_numbers(error: Exception) -> bool:
@@ -260,17 +292,21 @@ def _for_real(
     reading = Reading(model)
     if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    first = "composite" if loss is None else "core"
+
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        return _Run(
+            model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines, detect=detect
+        )
+
     try:
-        return _Run(model, reading, args, kwargs, stops_at, first, loss, measure=measure, lines=lines).for_real()
+        return _in_vocabulary(attempt, _Run.for_real, loss, once=once)
     except Exception as error:
-        vocabulary, uncompiled = _another_way(error)
-        if is_interrupt(error) or once or (vocabulary == first and not uncompiled):
+        # Code that was compiled under another dispatch mode.
+        if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
             _say_which_input(error, model, args, kwargs)
             raise
-    if uncompiled:
-        stack.enter_context(eager())
-    return _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines).for_real()
+    stack.enter_context(eager())
+    return _in_vocabulary(attempt, _Run.for_real, loss)
 
 
 def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -298,6 +334,7 @@ class _Run:
         weigh: Weigh | None = None,
         measure: Collection[str] = (),
         lines: bool = False,
+        detect: bool = False,
     ) -> None:
         self._model = model
         self._args = args
@@ -310,6 +347,8 @@ class _Run:
         self._reading = reading
         self._modules = reading.tree
         self._mode: weakref.ref[ShapeMode] | None = None
+        self._detect = detect
+        self.autograd = AutogradUse(self._recorder)
 
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
@@ -321,6 +360,7 @@ class _Run:
             with (
                 fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
                 self._grad_mode(),
+                self.autograd.detected() if self._detect else nullcontext(),
                 watch(
                     self._recorder,
                     self._reading,
@@ -349,6 +389,8 @@ class _Run:
             try:
                 with (
                     self._grad_mode(),
+                    self.autograd.detected() if self._detect else nullcontext(),
+                    reducers_kept() if self._vocabulary == "core" else nullcontext(),
                     watch(
                         *(self._recorder, self._reading, mode),
                         training=self._loss is not None,
@@ -472,20 +514,23 @@ def shape_run_is_on() -> bool:
 
 def _on_meta(reading: Reading) -> bool:
     kinds = zip(reading.metadata, reading.rows, strict=True)
-    return {metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"} == {"meta"}
+    return not _is_offloaded(reading) and {
+        metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
+    } == {"meta"}
 
 
-def _another_way(error: Exception) -> tuple[str, bool]:
-    """Return the vocabulary in which a run that failed may succeed, and whether compiled functions must run eagerly.
+def _is_offloaded(reading: Reading) -> bool:
+    """Return whether accelerate keeps the weights elsewhere, and puts them into each module for its call."""
+    return any("_hf_hook" in vars(module) for module in reading.names)
 
-    A model that uses autograd in its forward fails below autograd; ("composite", False) is what has failed already.
-    """
-    if "torch dispatch mode present" in str(error):
-        return "composite", True
+
+def _fails_below_autograd(error: Exception) -> bool:
+    """Return whether a run may have failed for being made below autograd: the model uses autograd in its forward."""
+    if isinstance(error, ValueNeeded):
+        return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
     says_so = isinstance(error, RuntimeError) and "grad" in str(error)
-    uses_autograd = says_so or any("torch/autograd/" in file for file in files)
-    return ("core" if uses_autograd else "composite"), False
+    return says_so or any("torch/autograd/" in file for file in files)
 
 
 def _say_which_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -47,11 +47,11 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    compiled = {module: call for module in reading.names if (call := module._compiled_call_impl) is not None}
+    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
 
     def compile_again() -> None:
-        for module, call in compiled.items():
+        for module, call in compiled:
             module._compiled_call_impl = call
 
     with (
@@ -61,7 +61,7 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
         undone_in_child(compile_again),
     ):
         try:
-            for module in compiled:
+            for module, _ in compiled:
                 module._compiled_call_impl = None  # it holds the method as it was
             yield
         finally:
@@ -91,24 +91,24 @@ def _around(
     recorder: Recorder, reading: Reading, unfused: _Unfused, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
-    uncounted: dict[nn.Module, list[str]] = {module: ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
-    fused = {module for module in reading.names if isinstance(module, _FUSED)}
+    fused = {id(module) for module in reading.names if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(reading.names, map(recorder.region, reading.regions), strict=True))
+    regions = dict(zip(map(id, reading.names), map(recorder.region, reading.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
-            del regions[module]
+            del regions[id(module)]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        region = regions.get(module)
+        region = regions.get(id(module))
         if region is None or (get_ident() != thread and not recorder.is_here()):
             return original(module, *args, **kwargs)
         if unseen is not None:
             unseen.enter((args, kwargs))
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
-            if module in fused:
+            if id(module) in fused:
                 with unfused:
                     result = original(module, *args, **kwargs)
             else:
@@ -117,7 +117,7 @@ def _around(
             leave(token, None, error)
             raise
         if uncounted:
-            for op in uncounted.get(module, ()):
+            for op in uncounted.get(id(module), ()):
                 recorder.call_unseen(op)
         if unseen is not None:
             unseen.leave(result, getattr(module, "forward", None))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.exports import saved_exports
 from fvflops.capture.fake_tensors import find_fake_mode
@@ -146,6 +147,7 @@ class Session:
         stack.callback(undo_log.undo)
         stack.enter_context(saved_exports(undo_log, recorder.fresh))
         stack.enter_context(gradients_restored())
+        stack.enter_context(reducers_kept())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
         self._mode = weakref.ref(mode)
         stack.callback(mode.close)
@@ -207,6 +209,17 @@ class Session:
         """
         self._stack = ExitStack()
         return say_kept(release(self._mode)) if self._mode is not None else ""
+
+    def explain(self, error: BaseException) -> None:
+        """Add to the error of what cannot be run by shapes in which module that is, and what to do."""
+        if self._rules is None or self._recorder is None or self._recorder.failure is None or not error.args:
+            return
+        op, _, cause = self._recorder.failure
+        if cause is error:
+            what = 'record for real (execution="real")'
+            if self._rules.can_assume(op):
+                what += f", or give the op a size or a value: assume={{{op!r}: ...}}"
+            error.args = (f"{self._recorder.why_not(cause)}: {what}", *error.args[1:])
 
     def check_thread(self) -> None:
         """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.capture.collectives import completed_work, is_work
 from fvflops.capture.dispatch import WrapperAware, is_foreign
 from fvflops.capture.fake_tensors import is_reasoning
+from fvflops.capture.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.infer import substitute, take_apart
 from fvflops.capture.learning import Learner
 from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
@@ -130,6 +132,8 @@ class ShapeMode(WrapperAware):
     ) -> Any:
         if self._nested:
             return self._answer_apart(func, types, args, kwargs or {})
+        if graph_tracer() is not None and not is_reasoning(types):
+            return self._answer_traced(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
         if plan is None:
             plan = self._plan(func)
@@ -196,7 +200,7 @@ class ShapeMode(WrapperAware):
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._note(outcome, reads, (reads[source],))
             return tensor if outcome.view is None else make(outcome.view, tensor.home)
-        if outcome.concrete or self._counts_on(outcome, tensors):
+        if outcome.concrete or self._counts_on(op, outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
 
@@ -211,8 +215,10 @@ class ShapeMode(WrapperAware):
             more.append(self._learner.values.read(schema.valued, args, kwargs))
         return more
 
-    def _counts_on(self, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
+    def _counts_on(self, op: KnownOp, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
+        if op.communicates:
+            return False
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
         small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
         return bool(small) and self.reals.hold_numbers(tensors)
@@ -238,7 +244,7 @@ class ShapeMode(WrapperAware):
         real: list[Any] = []
         for metadata, source, same, value in outcome.outputs:
             if metadata is None:
-                results.append(value)
+                results.append(completed_work(results) if is_work(value) else value)
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
@@ -269,6 +275,14 @@ class ShapeMode(WrapperAware):
                 return self.__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._nested = True
+
+    def _answer_traced(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answer a call through the tracer of a graph, which notes it and asks this mode for the result."""
+        tracer = graph_tracer()
+        with tracer_stashed():
+            make_constants(tracer, (args, kwargs))
+            with self:
+                return tracer.__torch_dispatch__(func, types, args, kwargs)
 
     def _view(
         self,

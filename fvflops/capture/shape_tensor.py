@@ -79,6 +79,10 @@ class ShapeTensor(torch.Tensor):
     metadata: Metadata
     home: Place
 
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # type: ignore[misc]
+        """Return a parameter: code that makes one of a parameter's own class, as accelerate does, gets it from this."""
+        return torch.nn.Parameter(data, requires_grad)
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod

@@ -193,12 +193,17 @@ def _sign_group(group: Any) -> Symbol:
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor; of a nested one the largest size of each dimension, and those of its parts."""
     if tensor.layout is torch.strided and not tensor.is_nested:
-        return dense_spec(tuple(map(int, tensor.shape)), tensor.dtype, tensor.device)
+        return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
     if tensor.is_nested:
         return _describe_nested(tensor)
-    shape = tuple(map(int, tensor.shape))
+    shape = tuple(map(_size, tensor.shape))
     return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+
+
+def _size(size: Any) -> int:
+    # An int() would fix a size that a graph's tracer leaves open.
+    return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:

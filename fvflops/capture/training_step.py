@@ -16,8 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from fvflops.capture.by_identity import ByIdentity
 from fvflops.capture.interrupts import deferred, is_interrupt
-from fvflops.capture.model import describe_inputs
+from fvflops.capture.model import describe_inputs, named_places
 from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
 from fvflops.capture.rules.assumptions import can_be_assumed
@@ -105,8 +106,10 @@ def _make_step(
     micro_batches: int,
 ) -> None:
     """Make a step; a function of its own lets go of its tensors while signals are held back."""
-    for parameter in model.parameters():
-        parameter.grad = None
+    for _, module in named_places(model):  # model.parameters() leaves out those of equal modules
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameter.grad = None
     made = [_make(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
@@ -148,12 +151,13 @@ def _make(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
 
 def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules whose calls are checkpointed; a name or a class that is not in the model raises ValueError."""
-    named = dict(model.named_modules())
+    named = dict(named_places(model))
     if callable(checkpointed):
-        return [module for name, module in named.items() if checkpointed(name, module)]
+        chosen = [module for name, module in named.items() if checkpointed(name, module)]
+        return list(ByIdentity((module, None) for module in chosen))
     if isinstance(checkpointed, str):
         raise ValueError(f"checkpoint={checkpointed!r} is one text: give a list of modules' names or classes")
-    chosen: dict[nn.Module, None] = {}
+    chosen = []
     for item in checkpointed:
         if isinstance(item, str):
             found = [named[item]] if item in named else []
@@ -161,8 +165,8 @@ def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
             found = [module for module in named.values() if isinstance(module, item)]
         if not found:
             raise ValueError(f"checkpoint={item!r} is no module of the model, nor a class of one")
-        chosen.update(dict.fromkeys(found))
-    return list(chosen)
+        chosen += found
+    return list(ByIdentity((module, None) for module in chosen))
 
 
 @contextmanager

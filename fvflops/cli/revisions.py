@@ -1,14 +1,14 @@
-"""The git revisions: a factory as a commit has it, run in a process of its own from files of its own.
+"""Git revisions: a factory as a commit has it, recorded in a process of its own, from files of its own.
 
-The commit's files are written to a temporary directory by way of a temporary index: neither the working tree, nor the
-index, nor any ref of the repository is touched, and no hook runs.
+The commit's objects are written to a temporary directory: the working tree, the index and the refs are neither read nor
+touched, and of the repository nothing runs but the factory's file and what it imports.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from fvflops.cli.apart import record_apart
+from fvflops.cli.git_objects import GitError, list_files, run_git, write_files
 from fvflops.trace import Trace
 
 
@@ -41,9 +42,12 @@ def find_revision(text: str) -> Revision | None:
     if not separator or not revision or not factory or not path.endswith(".py") or os.path.isfile(source):
         return None
     folder = os.path.dirname(os.path.abspath(path)) if os.path.isabs(path) else os.getcwd()
-    repository = _git(folder, "rev-parse", "--show-toplevel", text=text)
-    commit = _find_commit(folder, revision, text)
-    files = _git(repository, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, text=text).split("\0")
+    try:
+        repository = run_git(folder, "rev-parse", "--show-toplevel")
+        commit = _find_commit(folder, revision)
+        files = [entry.path for entry in list_files(folder, commit)]
+    except GitError as error:
+        raise ValueError(f"{text}: {error}") from None
     wanted = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
     here = os.path.relpath(os.path.realpath(wanted), os.path.realpath(repository))
     for candidate in (here.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
@@ -55,11 +59,22 @@ def find_revision(text: str) -> Revision | None:
 
 
 def record_revision(revision: Revision, inputs: Sequence[str], arguments: argparse.Namespace) -> Trace:
-    """Return the Trace of a revision's factory, recorded in a process of its own; one that fails raises ValueError."""
+    """Return the Trace of a revision's factory, recorded in a process of its own; one that fails raises ValueError.
+
+    On the standard error it says whose code runs.
+    """
     with tempfile.TemporaryDirectory(prefix="fvflops-") as folder:
         tree = os.path.join(os.path.realpath(folder), "tree")
         os.mkdir(tree)
-        _write_files(revision, folder, tree)
+        try:
+            write_files(revision.repository, list_files(revision.repository, revision.commit), tree)
+        except GitError as error:
+            raise ValueError(f"{revision.text}: {error}") from None
+        print(
+            f"{revision.text}: runs {revision.path} of commit {revision.commit[:12]} and what it imports, "
+            "no hook and no filter of the repository",
+            file=sys.stderr,
+        )
         repository = os.path.realpath(revision.repository)
         # What the user's Python finds in the working tree is found in the revision's files.
         move = partial(_move, repository=repository, tree=tree)
@@ -87,35 +102,8 @@ def _move(entry: str, *, repository: str, tree: str) -> str:
     return moved if os.path.isdir(moved) else entry
 
 
-def _write_files(revision: Revision, folder: str, tree: str) -> None:
-    environment = {**os.environ, "GIT_INDEX_FILE": os.path.join(folder, "index")}
-    for command in (
-        ("read-tree", revision.commit),
-        ("checkout-index", "--all", "--force", f"--prefix={tree}/"),
-    ):
-        _git(revision.repository, *command, text=revision.text, environment=environment)
-
-
-def _git(folder: str, *command: str, text: str, environment: dict[str, str] | None = None) -> str:
+def _find_commit(folder: str, revision: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", "-C", folder, *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        raise ValueError(f"{text}: a revision needs git, which is not installed") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        raise ValueError(f"{text}: git {command[0]}: {said}")
-    return done.stdout.removesuffix("\n")
-
-
-def _find_commit(folder: str, revision: str, text: str) -> str:
-    try:
-        return _git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}", text=text)
-    except ValueError:
-        raise ValueError(f"{text}: {revision} is no revision of the git repository here") from None
+        return run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
+    except GitError:
+        raise GitError(f"{revision} is no revision of the git repository here") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.rules.selections import SIZED, VALUES
+from fvflops.capture.rules.selections import SIZED, VALUES, selection_of
 from fvflops.trace.signature import packet_of
 
 ITEM = "aten::_local_scalar_dense"
@@ -34,7 +34,7 @@ def check_assumptions(assume: Mapping[str, Any]) -> None:
 
 
 def _problem_with(name: Any, given: Any) -> str:
-    packet = packet_of(name) if isinstance(name, str) else ""
+    packet = selection_of(name) if isinstance(name, str) else ""
     if packet in VALUES:
         if packet in _TRUTHS:
             return "" if given in (True, False) else "the op's result is True or False"
@@ -57,7 +57,7 @@ def _problem_with(name: Any, given: Any) -> str:
 
 def can_be_assumed(name: str) -> bool:
     """Return whether a size or a value can be given for an op."""
-    return packet_of(name) in SIZED or packet_of(name) in VALUES
+    return selection_of(name) in SIZED or packet_of(name) in VALUES
 
 
 def given_for(name: str, assume: Mapping[str, Any]) -> Any:

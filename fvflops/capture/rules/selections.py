@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.shape_tensor import ValueNeeded
+from fvflops.trace.signature import packet_of
 
 Size = int | float
 
@@ -185,9 +186,24 @@ SIZED: dict[str, Callable[..., Any]] = {
     "aten::unique_consecutive": find_runs,
     "aten::unique_dim": find_unique_rows,
     "aten::unique_dim_consecutive": find_unique_rows,
+    "aten::where": find_nonzero_by_axis,
     "torchvision::nms": suppress,
     "torchvision::qnms": suppress,
 }
+
+# Those of whose overloads only the one without a name selects.
+_ONE_OVERLOAD = frozenset({"aten::where"})
+
+
+def selection_of(name: str) -> str:
+    """Return the name under which an op stands here, which is empty for an overload that does not select.
+
+    >>> selection_of("aten::index.Tensor"), selection_of("aten::where"), selection_of("aten::where.self")
+    ('aten::index', 'aten::where', '')
+    """
+    packet = packet_of(name)
+    return "" if packet in _ONE_OVERLOAD and name != packet else packet
+
 
 # All boxes may survive: an upper bound that detection models can run with.
 BOUNDED = frozenset({"torchvision::nms", "torchvision::qnms"})

@@ -27,7 +27,6 @@ from fvflops.capture.rules import (
     sequences,
 )
 from fvflops.capture.rules.assumptions import can_be_assumed, check_assumptions, given_for, read_value
-from fvflops.trace.signature import packet_of
 
 Rule = Callable[..., Any]
 
@@ -88,7 +87,7 @@ class ShapeRules:
 
     def sized(self, name: str) -> Rule | None:
         """Return the rule of an op whose size or value was given or can be bounded, or None."""
-        packet = packet_of(name)
+        packet = selections.selection_of(name)
         given = given_for(name, self.assume)
         if packet in selections.VALUES:
             return None if given is None else partial(read_value, packet, given)
@@ -103,7 +102,7 @@ class ShapeRules:
 
     def needs_values(self, name: str) -> bool:
         """Return whether the op's result, or its size, depends on the numbers in its arguments."""
-        return name in selections.NEED_VALUES or packet_of(name) in selections.NEED_VALUES
+        return name in selections.NEED_VALUES or selections.selection_of(name) in selections.NEED_VALUES
 
     def can_assume(self, name: str) -> bool:
         """Return whether `assume` takes the op."""

@@ -1,0 +1,23 @@
+"""Collectives of a shape run: no message is sent, and what waits for one finds it done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_WORK = "__torch__.torch.classes.c10d.Work"
+
+
+def is_work(value: Any) -> bool:
+    """Return whether a value is the handle of a collective, which is waited for."""
+    return type(value) is torch.ScriptObject and value._type().qualified_name() == _WORK
+
+
+def completed_work(results: Sequence[torch.Tensor]) -> Any:
+    """Return the handle of a collective that is done, whose future has its results, as DDP's reducer wants them."""
+    make: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(list(results))
+    return make(future).boxed()

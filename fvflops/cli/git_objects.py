@@ -1,0 +1,136 @@
+"""Read a git repository's objects: no hook, no filter, no monitor of the repository runs, and nothing is fetched.
+
+Only commands that read objects are called; what they could run is switched off all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+_SETTINGS = (
+    "core.hooksPath=" + os.devnull,
+    "core.fsmonitor=false",
+    "protocol.allow=never",  # a partial clone asks its remote for what it lacks, by a program that its settings name
+)
+_PATHS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+_PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
+_CHUNK = 1 << 20
+
+
+class GitError(ValueError):
+    """What git said that it cannot do."""
+
+
+class Entry(NamedTuple):
+    """A path of a commit: its mode, the object's name, and the path from the repository's folder."""
+
+    mode: str
+    name: str
+    path: str
+
+
+def run_git(folder: str, *command: str) -> str:
+    """Return what a git command says about the repository of a folder; one that fails raises GitError."""
+    done = _start(folder, command, stdin=subprocess.DEVNULL)
+    output, said = done.communicate()
+    if done.returncode:
+        raise GitError(_say(command, said, done.returncode))
+    return os.fsdecode(output).removesuffix("\n")
+
+
+def list_files(folder: str, commit: str) -> list[Entry]:
+    """Return all paths of a commit, submodules too, which have no content."""
+    lines = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
+    found = [line.partition("\t") for line in lines if line]
+    heads = [(head.split(), path) for head, _, path in found]
+    return [Entry(mode, name, path) for (mode, _, name), path in heads]
+
+
+def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
+    """Write the files of a commit into an empty folder as they are in it, byte for byte.
+
+    Symbolic links come last, so that no file is written through one. A path that leads out raises GitError, and so does
+    a file that a partial clone has not got.
+    """
+    for entry in entries:
+        parts = entry.path.split("/")
+        if {"", ".", ".."} & set(parts) or parts[0].lower() == ".git":
+            raise GitError(f"the path {entry.path!r} leads out of the revision's files")
+        where = os.path.join(tree, *parts)
+        os.makedirs(where if entry.mode == _SUBMODULE else os.path.dirname(where), exist_ok=True)
+    wanted = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
+    command = ("cat-file", "--batch")
+    with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
+        names.write("".join(f"{entry.name}\n" for entry in wanted).encode())
+        names.seek(0)
+        process = _start(folder, command, stdin=names, stderr=errors)
+        assert process.stdout is not None
+        with process, process.stdout as objects:
+            for entry in wanted:
+                header = objects.readline().decode().split()
+                if header[1:2] != ["blob"]:
+                    process.kill()
+                    errors.seek(0)
+                    said = " ".join(errors.read().decode(errors="replace").split())
+                    raise GitError(
+                        f"{entry.path} is not in this clone, and nothing is fetched: fetch it with git first"
+                        + (f" ({said})" if said else "")
+                    )
+                _write(objects, int(header[2]), os.path.join(tree, *entry.path.split("/")), entry.mode)
+
+
+def _write(objects: IO[bytes], size: int, path: str, mode: str) -> None:
+    if mode == _LINK:
+        os.symlink(objects.read(size), os.fsencode(path))
+    else:
+        with open(path, "xb") as file:
+            while size:
+                chunk = objects.read(min(size, _CHUNK))
+                if not chunk:
+                    raise GitError(f"git ended in the midst of {path}")
+                file.write(chunk)
+                size -= len(chunk)
+        if mode == _PROGRAM:
+            os.chmod(path, 0o755)
+    objects.read(1)  # the line's end
+
+
+def _start(
+    folder: str, command: Sequence[str], *, stdin: int | IO[bytes], stderr: int | IO[bytes] = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    environment = git_environment(os.environ)
+    # Where the repository is named, the folder does not say which it is, and git takes its own for the working tree.
+    where = None if "GIT_DIR" in environment else folder
+    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+    try:
+        return subprocess.Popen(
+            ["git", "--no-pager", *settings, *command],
+            cwd=where,
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    except FileNotFoundError:
+        raise GitError("a revision needs git, which is not installed") from None
+
+
+def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for git: with paths that hold in every folder, without the index, which is not read.
+
+    >>> git_environment({"GIT_DIR": os.curdir})["GIT_DIR"] == os.getcwd()
+    True
+    """
+    changed = {name: os.path.abspath(environment[name]) for name in _PATHS if environment.get(name)}
+    never = {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    kept = {name: value for name, value in environment.items() if name != "GIT_INDEX_FILE"}
+    return {**kept, **changed, **never}
+
+
+def _say(command: Sequence[str], said: bytes, code: int) -> str:
+    text = " ".join(said.decode(errors="surrogateescape").split())
+    return f"git {command[0]}: {text or f'it ended with {code}'}"

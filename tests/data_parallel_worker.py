@@ -1,0 +1,65 @@
+"""The work of one of two processes that train by gloo, of which one alone counts a step by shapes meanwhile."""
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fvflops import TrainingStepAnalysis
+
+RANKS = 2
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static graph": {"static_graph": True},
+    "unused parameters": {"find_unused_parameters": True},
+    "bucket views": {"gradient_as_bucket_view": True},
+}
+
+
+def train(rank: int, options: dict[str, Any], before: int, *, counted: bool) -> list[torch.Tensor]:
+    """Return what a model holds after some steps, `before` of them before one process counts one more."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model = DistributedDataParallel(inner, bucket_cap_mb=1e-4, **options)  # several buckets
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    torch.manual_seed(1 + rank)
+    x = torch.randn(5, 6)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).pow(2).sum().backward()
+        optimizer.step()
+
+    for _ in range(before):
+        step()
+    if counted and rank == before % RANKS:
+        analysis = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=optimizer, micro_batches=2)
+        if model.static_graph and not before:
+            with pytest.raises(ValueError, match=r"static_graph=True.*make one before"):
+                analysis.total()
+        else:
+            assert analysis.macs(phase="forward") == 2 * 5 * (6 * 8 + 8 * 4)
+    for _ in range(3):
+        step()
+    return [*inner.state_dict().values(), *(parameter.grad for parameter in inner.parameters())]
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    for name, options in WRAPPERS.items():
+        for before in range(3):
+            counted, plain = (train(rank, options, before, counted=counted) for counted in (True, False))
+            assert all(map(torch.equal, counted, plain)), (name, before)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
