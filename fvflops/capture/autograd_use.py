@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class AutogradUse:
 
     def _around_switch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def switch(enabled: bool) -> Any:
-            if enabled and self._note("torch.enable_grad()"):
+            # In a thread of the model's own it would end a worker that others wait for.
+            if enabled and self._note("torch.enable_grad()") and get_ident() == self._recorder.thread:
                 raise AutogradUsed
             return original(enabled)
 

@@ -70,7 +70,7 @@ def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) ->
     def call(*args: Any, **kwargs: Any) -> Any:
         if not recorder.recording or recorder.is_here():
             return function(*args, **kwargs)
-        with recorder.adopted_thread(stack), enter():
+        with enter(), recorder.adopted_thread(stack):
             return function(*args, **kwargs)
 
     return call

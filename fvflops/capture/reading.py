@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.by_identity import ByIdentity
+from fvflops.capture.fake_tensors import holds_fakes
 from fvflops.capture.metadata import Metadata, metadata_of_leaf
 from fvflops.capture.model import named_places, owner_of, read_tree, unwrap_compiled
 from fvflops.trace import ModuleInfo, ModuleTree, Region
@@ -36,7 +37,8 @@ class Reading:
     numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied one under its first
     name, and what is to be known of them stands in `metadata`, `shapes`, `strides`, `storages`, `offsets`,
     `requires_grad`, and `rows` (bytes of the storage, device, "parameter" or "buffer", name) in the same order;
-    `devices` are those that they are on, and `odd` the tensors that are not strided. A lazy module whose parameters
+    `devices` are those that they are on, `odd` the tensors that are not strided, and `is_fake` says that some are
+    FakeTensors. A lazy module whose parameters
     have no shape yet raises ValueError.
     """
 
@@ -50,8 +52,10 @@ class Reading:
         self.others = found.others
         self.tensors = found.tensors
         self.odd: list[torch.Tensor] = []
+        self.is_fake = False
         labels = layout.labels
         if not _are_plainly_strided(self.tensors):
+            self.is_fake = holds_fakes(self.tensors)
             whole = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
             self.odd = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
             self.tensors = tuple(compress(self.tensors, whole))

@@ -23,7 +23,7 @@ from fvflops.capture.autograd_use import AutogradUse, AutogradUsed
 from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.exports import saved_exports
-from fvflops.capture.fake_tensors import fake_execution, find_fake_mode, holds_fakes
+from fvflops.capture.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.forks import at_fork, undone_in_child
 from fvflops.capture.interrupts import allowed, deferred, is_interrupt
 from fvflops.capture.memo import trim_memo
@@ -119,7 +119,7 @@ def record_call(
             model = unwrap_compiled(model)
         once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
-        if find_fake_mode(tensors_of((args, kwargs))) is not None or _is_fake(model):
+        if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
             with uncollected(), plain_sizes():
@@ -192,6 +192,8 @@ def _by_shapes(
 ) -> tuple[Trace | None, str]:
     """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
     reading = Reading(model)
+    if reading.is_fake:
+        return None, ""  # FakeTensors have shapes alone as it is
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
     on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
@@ -225,6 +227,7 @@ def _by_shapes(
             if failure is not None and rules.can_assume(failure[0]):
                 what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
             raise ExecutionError(f"{line}: {what}") from error
+        failure = None  # its error's frames are this one too
     kept = attempts[-1].release()  # without the error, whose frames hold tensors too
     if kept and not may_fall_back:
         _LOGGER.warning("%s", show(kept))
@@ -501,10 +504,6 @@ class _Run:
             stack.callback(undo_log.undo)
             stack.enter_context(saved_exports(undo_log, self._recorder.fresh))
             yield undo_log
-
-
-def _is_fake(model: Model) -> bool:
-    return isinstance(model, nn.Module) and holds_fakes([*model.parameters(), *model.buffers()])
 
 
 def shape_run_is_on() -> bool:

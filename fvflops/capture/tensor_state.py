@@ -16,7 +16,7 @@ TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None
 def note_tensor(tensor: torch.Tensor) -> TensorState:
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     alias = tensor.detach() if plain and not tensor.is_nested else None
-    return tensor, alias, tensor.requires_grad, tensor.grad if tensor.is_leaf else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
 
 
 def restore_tensor(state: TensorState) -> None:
@@ -32,13 +32,24 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
-    if not tensor.is_leaf and not requires_grad and not tensor._is_view():
+    if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
         tensor.detach_()  # the run wrote something with a history into it
-    if tensor.is_leaf:
+    if is_leaf(tensor):
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
         if tensor.grad is not grad:
             tensor.grad = grad
+
+
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Return whether a tensor is a leaf, or None where autograd refuses to say so.
+
+    That is one of several views, as FSDP's parameters are, whose base was written to.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
 
 
 def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
