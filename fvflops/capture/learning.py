@@ -12,7 +12,7 @@ from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import WHOLE, RealTensors, is_small
 from fvflops.capture.rules import ShapeRules
-from fvflops.capture.rules.quick import quickly
+from fvflops.capture.rules.choice import choose_rule
 from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.capture.signature import describe_result, normalise
 from fvflops.trace import Signature
@@ -40,7 +40,7 @@ class Learner:
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
         known = all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
-        rule = quickly(name, self._rules.instead(name) or func)
+        rule = choose_rule(func, self._rules.instead)
         remember = True
         try:
             outcome = inference.run(rule, args, kwargs)

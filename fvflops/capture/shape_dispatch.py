@@ -176,7 +176,7 @@ class ShapeMode(WrapperAware):
             recorder = self.recorder
             storages = recorder.storages
             index = len(storages)
-            storages.append(fresh.row)
+            storages.append(outcome.row)
             result: Any = make(fresh, Home(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
@@ -213,13 +213,13 @@ class ShapeMode(WrapperAware):
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
-        for metadata, source, same, value in outcome.outputs:
+        for metadata, source, same, value, row in outcome.outputs:
             if metadata is None:
                 results.append(value)
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
-                index = self._new_storage(metadata)
+                index = self._new_storage(row)
                 writes.append(index)
                 results.append(make(metadata, Home(self, self.recorder, index)))
             else:
@@ -263,12 +263,12 @@ class ShapeMode(WrapperAware):
             None
             if metadata is None or source is None or type(tensors[source]) is ShapeTensor
             else tensors[source].as_strided(metadata.shape, metadata.stride)
-            for metadata, source, _, _ in outcome.outputs
+            for metadata, source, *_ in outcome.outputs
         ]
 
-    def _new_storage(self, metadata: Metadata) -> int:
+    def _new_storage(self, row: Any) -> int:
         storages = self.recorder.storages
-        storages.append(metadata.row)
+        storages.append(row)
         return len(storages) - 1
 
     def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -336,7 +336,7 @@ class ShapeMode(WrapperAware):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self.recorder, self._new_storage(metadata))
+            home = Home(self, self.recorder, self._new_storage(metadata.row))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -384,6 +384,7 @@ class ShapeMode(WrapperAware):
         )
         result = func(*real_args, **real_kwargs)
         items, build = take_apart(result)
+        writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
         if signature is None:
             outputs = [
@@ -391,7 +392,6 @@ class ShapeMode(WrapperAware):
                 for item in items
             ]
             signature = self._learner.sign(op, args, kwargs, outputs, build)
-        writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         self.recorder.add(self.recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))

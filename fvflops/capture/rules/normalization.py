@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.rules.memory_formats import empty, suggested
+
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -50,6 +52,7 @@ def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch
     size = None if trains(*args) else 0
     first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
     running = zip(kept[2:], args[3:5], strict=False)  # a copy of each running statistic, or one tensor of bytes
+    output = empty(output, output.shape, suggested(args[0]))
     return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.rules.elementwise import SCALAR, iterate
+
 _Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _META = torch.device("meta")
@@ -27,7 +29,17 @@ def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def alike(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first."""
+    """Return a tensor like the first, laid out as elementwise kernels do."""
+    return iterate([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
+
+
+def resemble(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like the first, laid out as that is."""
+    return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
+
+
+def whole(self: torch.Tensor) -> Any:
+    """Return a contiguous tensor like the first."""
     return _new(self.shape, self) if _plain(self) else NotImplemented
 
 
@@ -45,12 +57,12 @@ def soft_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, inp
 def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of an op on each pair of elements, the smaller tensor repeated."""
     if isinstance(other, torch.Tensor):
-        if not _plain(self, other) or not self.dim() or not other.dim():
+        if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented
-        if self.shape == other.shape:
-            return _new(self.shape, self)
-        return _new(torch.broadcast_shapes(self.shape, other.shape), self)
-    return _new(self.shape, self) if _plain(self) and isinstance(other, (bool, int, float)) else NotImplemented
+        return iterate([self, other], self.dtype)
+    if self.dtype not in _FLOATS or not isinstance(other, (bool, int, float)):
+        return NotImplemented
+    return iterate([self, SCALAR], self.dtype)
 
 
 def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -291,6 +303,7 @@ def attend(
         query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and query.shape[::3] == key.shape[::3] == value.shape[::3]
         and key.shape[1] == value.shape[1]
         and (query.shape[1] == key.shape[1] or options.get("enable_gqa", False))
@@ -306,8 +319,7 @@ def attend(
 
 
 _ALIKE = (
-    "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish relu relu6 sigmoid silu softplus tanh exp log "
-    "sqrt rsqrt sin cos neg erf"
+    "elu gelu hardsigmoid hardswish leaky_relu mish relu sigmoid silu softplus tanh exp log sqrt rsqrt sin cos neg erf"
 )
 _PAIRS = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor gelu_backward hardsigmoid_backward hardswish_backward silu_backward "
@@ -319,6 +331,8 @@ _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu
 QUICK: dict[str, _Rule] = {
     **{f"aten::{name}": alike for name in _ALIKE.split()},
     **{f"aten::{name}": pairwise for name in _PAIRS.split()},
+    **{f"aten::{name}": resemble for name in ("hardtanh", "relu6")},
+    "aten::log_sigmoid": whole,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
