@@ -43,7 +43,7 @@ def embed(
     return (
         weight.new_empty(bags, width),
         indices.new_empty(0) if fast else indices.new_empty(len(indices) + 1).resize_(len(indices)),
-        indices.new_empty(sizes),
+        indices.new_empty(len(offsets)).resize_(sizes),
         indices.new_empty((bags, width) if mode == _MAX else sizes),
     )
 

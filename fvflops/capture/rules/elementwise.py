@@ -140,8 +140,14 @@ def halve(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 def scale_by_power(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the result of `ldexp`, which makes the powers of two before it multiplies."""
-    powers = iterate([SCALAR, other], torch.get_default_dtype())
+    powers = torch.empty(other.shape, device=_META)
     return iterate([self, powers], torch.ops.aten.ldexp.Tensor(self, other).dtype)
+
+
+def raise_number(self: complex, exponent: torch.Tensor) -> torch.Tensor:
+    """Return the powers of a number, contiguous."""
+    dtype = torch.ops.aten.pow.Scalar(self, exponent).dtype
+    return torch.empty(exponent.shape, dtype=dtype, device=_META)
 
 
 def sum_of_gammas(self: torch.Tensor, p: int) -> torch.Tensor:
@@ -170,6 +176,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::glu": halve,
     "aten::ldexp.Tensor": scale_by_power,
     "aten::mvlgamma": sum_of_gammas,
+    "aten::pow.Scalar": raise_number,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {

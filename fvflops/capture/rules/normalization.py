@@ -48,10 +48,11 @@ def sums_backward(
 def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
     """Return the normalised input, what is kept for the backward pass (nothing in evaluation), and the rest."""
     output, *kept = getattr(torch.ops.aten, name)(*args)
-    dtype = statistics_dtype(*args[:5])
+    tracked = args[3:5] if len(args) > 6 else ()
+    dtype = statistics_dtype(*args[:3], *tracked)
     size = None if trains(*args) else 0
     first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
-    running = zip(kept[2:], args[3:5], strict=False)  # a copy of each running statistic, or one tensor of bytes
+    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or one tensor of bytes
     output = empty(output, output.shape, suggested(args[0]))
     return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
 
@@ -76,7 +77,7 @@ def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
 
 
 def _says_so(*args: Any) -> bool:
-    return bool(args[5])
+    return bool(args[-3])
 
 
 def _never(*_: Any) -> bool:
@@ -96,6 +97,7 @@ RULES: dict[str, Callable[..., Any]] = {
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_no_update": partial(normalise, "_batch_norm_no_update", _never),
     "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _says_so),
+    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _says_so),
     "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
     "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
     "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
