@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fvflops.capture.dispatch import WrapperAware, is_fake, is_foreign
 from fvflops.capture.infer import substitute, take_apart
 from fvflops.capture.learning import Learner
-from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
+from fvflops.capture.memo import KnownOp, Outcome, Output, context_of, is_autocast, known_op, settings_of
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import RealTensors
 from fvflops.capture.recorder import Recorder
@@ -56,7 +56,8 @@ class ShapeMode(WrapperAware):
         self.device = device
         self.reals = RealTensors(recorder, device, homes)
         self._rules = rules
-        self._learner = Learner(device, rules, self.reals)
+        self._settings = settings_of(device)
+        self._learner = Learner(device, self._settings, rules, self.reals)
         self.recorder = recorder
         recorder.describe = self.reals.spec_of
         self._undo_log = undo_log
@@ -155,8 +156,8 @@ class ShapeMode(WrapperAware):
             for name, value in kwargs.items():
                 key.append(name)
                 key.append(self._key(value, tensors, reads))
-        if op.factory:
-            key.append(self.device)
+        if op.context is not None:
+            key.append(op.context())
         if op.grouped:
             key += [describe_group(value) for value in key if type(value) is str]  # a name may mean another group now
         if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
@@ -166,11 +167,7 @@ class ShapeMode(WrapperAware):
         if outcome is None:
             if special is not None:
                 return special(self, func, op, args, kwargs or {}, reads, tuple(key))
-            try:
-                outcome = self._learner.learn(func, op, args, kwargs or {}, tensors, tuple(key))
-            except Exception as error:  # the model may catch it, and take another path than it would have
-                self.recorder.fail(op.schema.name, error)
-                raise
+            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
         fresh = outcome.fresh
         if fresh is not None:
             recorder = self.recorder
@@ -184,9 +181,27 @@ class ShapeMode(WrapperAware):
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._note(outcome, reads, (reads[source],))
             return tensor if outcome.view is None else make(outcome.view, tensor.home)
+        if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
+            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
         if outcome.concrete or self._counts_on(outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
+
+    def _learn(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        key: tuple[Any, ...],
+    ) -> Outcome:
+        """Return the outcome of a call that is not remembered, or is with another default dtype."""
+        try:
+            return self._learner.learn(func, op, args, kwargs, tensors, key)
+        except Exception as error:  # the model may catch it, and take another path than it would have
+            self.recorder.fail(op.schema.name, error)
+            raise
 
     def _counts_on(self, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
@@ -288,10 +303,10 @@ class ShapeMode(WrapperAware):
 
     def _plan(self, func: Any) -> _Plan:
         op = known_op(func)
-        plan: _Plan = op.outcomes, op, None, func
+        plan: _Plan = op.outcomes.setdefault(self._settings, {}), op, None, func
         if op.schema.composite and op.schema.name not in self.recorder.stops_at:
             self.recorder.decompose(op.schema.name)
-            expansions = op.expansions.setdefault(self.recorder.stops_at, {})
+            expansions = op.expansions.setdefault((self._settings, self.recorder.stops_at), {})
             plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
@@ -320,9 +335,17 @@ class ShapeMode(WrapperAware):
         if len(inside) == 1:
             outcome, inner_reads, writes = inside[0]
             same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
-            if same and outcome.fresh is not None and outcome.remembered:
-                op.expansions[self.recorder.stops_at][key] = outcome
+            if same and outcome.fresh is not None and outcome.remembered and self._expands_always(op, outcome):
+                op.expansions[self._settings, self.recorder.stops_at][key] = outcome
         return result
+
+    def _expands_always(self, op: KnownOp, outcome: Outcome) -> bool:
+        """Return whether a composite op comes down to the same whatever else is set: autocast, a kernel's switch."""
+        assert outcome.signature is not None
+        inner = outcome.signature.op
+        if (context := context_of(inner)) is not None and op.context is not context:
+            return False
+        return not is_autocast(inner) or is_autocast(op.schema.name)
 
     def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor inside a composite op, which may look at devices."""

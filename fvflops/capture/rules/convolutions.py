@@ -216,10 +216,19 @@ def go_back_in(
     """Return the gradients of input, weight and bias, in the memory format that the kernel leaves them in."""
     grads = torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, *rest)
     stride, padding, dilation, transposed, output_padding, groups, _ = rest
-    if input.ndim == 3:
-        return grads
-    chosen = choose(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
-    return (*(None if item is None else empty(item, item.shape, chosen) for item in grads[:2]), grads[2])
+    flat = input.ndim == weight.ndim == 3
+    if flat:
+        wide = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups)
+        chosen = choose(input.unsqueeze(2), weight.unsqueeze(2), bias_sizes, *wide)
+    else:
+        chosen = choose(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
+
+    def laid(item: torch.Tensor | None) -> torch.Tensor | None:
+        if item is None:
+            return None
+        return empty(item, item.unsqueeze(2).shape, chosen).squeeze(2) if flat else empty(item, item.shape, chosen)
+
+    return laid(grads[0]), laid(grads[1]), grads[2]
 
 
 RULES: dict[str, Callable[..., Any]] = {

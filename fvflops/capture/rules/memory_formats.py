@@ -46,6 +46,14 @@ def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **opti
     return empty(result, result.shape, suggested(self))
 
 
+def keep_format_of_second(
+    rule: Callable[..., Any], grad_output: torch.Tensor, self: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    """Return what the rule of a gradient gives, in the memory format that the input's strides suggest."""
+    result = rule(grad_output, self, *rest)
+    return empty(result, result.shape, suggested(self))
+
+
 def make_whole(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
     """Return what another rule gives, contiguous."""
     result = rule(*args, **options)
@@ -78,6 +86,7 @@ RULES: dict[str, Callable[..., Any]] = {
         make_whole,
         *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
         *("_upsample_nearest_exact1d", "upsample_nearest1d"),
+        *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward"),
     ),
     **_by(keep_format, "replication_pad2d", "replication_pad3d"),
 }
@@ -88,5 +97,6 @@ CPU_RULES: dict[str, Callable[..., Any]] = {
         *("channel_shuffle", "max_unpool2d", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
         *("reflection_pad2d", "reflection_pad3d"),
     ),
-    **_by(make_whole, "max_pool1d"),
+    **_by(keep_format_of_second, "reflection_pad2d_backward", "replication_pad2d_backward"),
+    **_by(make_whole, "log_sigmoid_backward", "max_pool1d"),
 }

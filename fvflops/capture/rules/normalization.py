@@ -70,6 +70,20 @@ def normalise_layer(
     return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
 
 
+def normalise_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Return the gradients of input, weight and bias, the first in the memory format that the input suggests."""
+    grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
+    return (None if grad_input is None else empty(grad_input, input.shape, suggested(input)), *others)
+
+
+def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, contiguous."""
+    grads = torch.ops.aten.native_layer_norm_backward(*args)
+    return tuple(
+        None if item is None else torch.empty_like(item, memory_format=torch.contiguous_format) for item in grads
+    )
+
+
 def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
     """Return the dtype of a CPU kernel's statistics: the input's, where the parameters have it too."""
     dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
@@ -92,6 +106,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::batch_norm_gather_stats": statistics,
     "aten::batch_norm_gather_stats_with_counts": statistics,
     "aten::batch_norm_backward_elemt": like_input,
+    "aten::native_layer_norm_backward": normalise_layer_backward,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
@@ -100,6 +115,8 @@ CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _says_so),
     "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
     "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
+    "aten::batch_norm_backward": partial(normalise_backward, "batch_norm_backward"),
+    "aten::native_batch_norm_backward": partial(normalise_backward, "native_batch_norm_backward"),
     "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
     "aten::native_layer_norm": normalise_layer,
 }

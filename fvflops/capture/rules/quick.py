@@ -300,7 +300,8 @@ def attend(
 ) -> Any:
     """Return [batch, heads, queries, features], laid out as the queries are, which is what the fused kernels do."""
     fused = (
-        query.dim() == key.dim() == value.dim() == 4
+        (torch._C._get_flash_sdp_enabled() or not torch._C._get_math_sdp_enabled())
+        and query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS
         and query.stride(3) == key.stride(3) == value.stride(3) == 1

@@ -44,10 +44,22 @@ def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dty
     if not _BY_MKL:
         return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
     inner = [position % self.ndim for position in dim]
-    others = [position for position in range(self.ndim) if position not in inner]
-    order = [*sorted(others, key=lambda position: -self.stride(position)), *inner]
+    order = [*sorted(_partition(self.ndim, inner), key=lambda position: -self.stride(position)), *inner]
     laid = torch.empty([sizes[position] for position in order], dtype=dtype, device=self.device)
     return laid.permute([order.index(position) for position in range(self.ndim)])
+
+
+def _partition(rank: int, inner: Sequence[int]) -> list[int]:
+    """Return the dimensions that are not transformed, in the order in which C++'s std::partition leaves them.
+
+    It decides where their strides are equal, as those of an expanded gradient are.
+    """
+    found, last = list(range(rank)), rank
+    for first in range(rank):
+        if first < last and found[first] in inner:
+            last = max((position for position in range(first, last) if found[position] not in inner), default=first)
+            found[first], found[last] = found[last], found[first]
+    return [position for position in found if position not in inner]
 
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
