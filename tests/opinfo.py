@@ -197,7 +197,13 @@ class Checked(NamedTuple):
 
 
 def check_op(
-    info: Any, dtype: torch.dtype, memory_format: str, most: int | None = None, *, backward: bool = False, **options: Any
+    info: Any,
+    dtype: torch.dtype,
+    memory_format: str,
+    most: int | None = None,
+    *,
+    backward: bool = False,
+    **options: Any,
 ) -> Iterator[Checked]:
     """Yield the comparison of each sample of an op, at most so many, that real execution runs."""
     if backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):

@@ -124,7 +124,9 @@ def test_a_model_may_change_the_default_dtype_as_it_runs(known: bool, monkeypatc
         monkeypatch.setattr(real_tensors, "CONCRETE_LIMIT", -1)
     for _ in range(2):
         _, results = assert_as_real(change_halfway, torch.arange(3))
-        assert [item[2] for item in results[0]] == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2 + ["torch.float32"] * 2
+        assert [item[2] for item in results[0]] == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2 + [
+            "torch.float32"
+        ] * 2
 
 
 def attend_twice(query: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -67,9 +67,7 @@ def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
     """Return an operand's strides in the shape of the result, 0 where it is repeated."""
     own = [
         0 if size == 1 and size != whole else stride
-        for size, stride, whole in zip(
-            operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True
-        )
+        for size, stride, whole in zip(operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True)
     ]
     return [0] * (len(shape) - len(own)) + own
 
@@ -166,6 +164,12 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return log_sigmoid(self), log_sigmoid(self)
 
 
+def drop(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what is left of a tensor, and where that is."""
+    kept = torch.empty_like(input, dtype=torch.bool)
+    return torch.clone(input) if train is False else iterate([input, kept], input.dtype), kept
+
+
 # Tagged as pointwise, and made in another way: as `empty_like` is, or a copy that is written to.
 OTHERWISE = frozenset(
     {"aten::clone", "aten::hardtanh", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::nan_to_num"}
@@ -182,4 +186,5 @@ RULES: dict[str, Callable[..., Any]] = {
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::log_sigmoid": log_sigmoid,
     "aten::log_sigmoid_forward": log_sigmoid_forward,
+    "aten::native_dropout": drop,
 }

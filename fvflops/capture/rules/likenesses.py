@@ -98,6 +98,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
     "aten::glu_backward_jvp": partial(resemble, (2,)),
     "aten::glu_jvp": partial(resemble, (0,)),
+    "aten::log_sigmoid_backward": partial(resemble, (0,)),
     "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
     "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
 }

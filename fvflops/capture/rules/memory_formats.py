@@ -42,7 +42,8 @@ def empty(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_
 
 def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """Return what another rule gives, in the memory format that the first argument's strides suggest."""
-    result = rule(self, *rest, **options)
+    # Of a contiguous tensor: torch's own rules take views, which other strides forbid.
+    result = rule(torch.empty(self.shape, dtype=self.dtype, device=self.device), *rest, **options)
     return empty(result, result.shape, suggested(self))
 
 
@@ -69,6 +70,19 @@ def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor
     return torch.empty(shape, dtype=result.dtype, device=result.device).resize_(result.shape)
 
 
+def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Return the result of the CPU's kernel, which joins two parts for each dimension."""
+    if not self.numel():
+        return torch.clone(self)
+    if not dims:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = self.shape[dim]
+        start = (size - shift) % size
+        self = torch.cat([self.narrow(dim, start, size - start), self.narrow(dim, 0, start)], dim)
+    return self
+
+
 def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
     """Return rules that change what torch's give, by the ops' names."""
     rules = {}
@@ -84,11 +98,17 @@ RULES: dict[str, Callable[..., Any]] = {
     **_by(shrink, "binary_cross_entropy", "col2im", "im2col", "mse_loss", "smooth_l1_loss", "soft_margin_loss"),
     **_by(
         make_whole,
+        *("_log_softmax_backward_data", "_softmax_backward_data"),
         *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
-        *("_upsample_nearest_exact1d", "upsample_nearest1d"),
+        *("_upsample_nearest_exact1d", "linalg_vector_norm", "upsample_linear1d", "upsample_nearest1d"),
         *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward"),
     ),
-    **_by(keep_format, "replication_pad2d", "replication_pad3d"),
+    **_by(
+        keep_format,
+        *("replication_pad2d", "replication_pad3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+        *("upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d", "upsample_nearest3d"),
+        *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d"),
+    ),
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
@@ -98,5 +118,6 @@ CPU_RULES: dict[str, Callable[..., Any]] = {
         *("reflection_pad2d", "reflection_pad3d"),
     ),
     **_by(keep_format_of_second, "reflection_pad2d_backward", "replication_pad2d_backward"),
-    **_by(make_whole, "log_sigmoid_backward", "max_pool1d"),
+    **_by(make_whole, "max_pool1d"),
+    "aten::roll": roll,
 }

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.rules.elementwise import SCALAR, iterate
+from fvflops.capture.rules.elementwise import SCALAR, is_dense, iterate
+from fvflops.capture.rules.memory_formats import suggested
 
 _Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
@@ -22,6 +23,11 @@ def _plain(*tensors: torch.Tensor | None) -> bool:
     """Return whether all tensors are contiguous, and of one floating dtype."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
+
+
+def _usual(*tensors: torch.Tensor | None) -> bool:
+    """Return whether all tensors are plain, and suggest no other memory format, as images of one pixel may."""
+    return _plain(*tensors) and all(item is None or suggested(item) is torch.contiguous_format for item in tensors)
 
 
 def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -115,7 +121,7 @@ def convolution(
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if not fits or not _plain(input, weight, bias) or 0 in input.shape:
+    if not fits or not _usual(input, weight, bias) or 0 in input.shape:
         return NotImplemented
     sizes = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
@@ -140,21 +146,24 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of input, weight and bias that are asked for."""
-    if not _plain(grad_output, input, weight) or transposed or 0 in input.shape:
+    if not _usual(grad_output, input, weight) or transposed or 0 in input.shape:
         return NotImplemented
     shapes = (input.shape, weight.shape, weight.shape[:1])
     return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
 
 
-def batch_norm(input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+def batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
+) -> Any:
     """Return a tensor like the input."""
-    return _new(input.shape, input) if _plain(input) and input.dim() > 1 else NotImplemented
+    usual = _usual(input) if training else _plain(input)
+    return _new(input.shape, input) if usual and input.dim() > 1 else NotImplemented
 
 
 def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
     """Return a tensor like the input, and two numbers for each channel where it trains."""
     kept = [item for item in (weight, bias) if item is not None]
-    if not _plain(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
+    if not _usual(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     if not (rest[2] if trains is None else trains):
         return NotImplemented  # what is kept in evaluation is the device's matter
@@ -219,13 +228,16 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
 
 def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
     """Return a tensor like the first."""
-    usual = memory_format in (None, torch.preserve_format, torch.contiguous_format)
-    return torch.empty(self.shape, dtype=self.dtype, device=_META) if usual and self.is_contiguous() else NotImplemented
+    if memory_format in (None, torch.preserve_format) and is_dense(self):
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=_META)
+    if memory_format in (None, torch.preserve_format, torch.contiguous_format):
+        return torch.empty(self.shape, dtype=self.dtype, device=_META) if self.is_contiguous() else NotImplemented
+    return NotImplemented
 
 
 def rearrange(self: torch.Tensor, *rest: Any) -> Any:
     """Return a tensor like the first, its elements elsewhere."""
-    return _new(self.shape, self) if _plain(self) and 0 not in self.shape else NotImplemented
+    return _new(self.shape, self) if _usual(self) and 0 not in self.shape else NotImplemented
 
 
 def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode: bool) -> int:
@@ -251,7 +263,7 @@ def pool(
 ) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if not _plain(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
+    if not _usual(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
         return NotImplemented
     if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
         return NotImplemented
@@ -284,7 +296,7 @@ def average_pool(
 def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = _pair(output_size)
-    if not _plain(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
+    if not _usual(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
         return NotImplemented
     return _new((*self.shape[:2], *sizes[0]), self)
 

@@ -20,9 +20,7 @@ def transform_real(self: torch.Tensor, dim: Sequence[int], normalization: int, o
     return _transform(self, sizes, [*_outer_first(self, dim[:-1]), dim[-1]], _COMPLEX[self.dtype])
 
 
-def transform_to_real(
-    self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int
-) -> torch.Tensor:
+def transform_to_real(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor:
     """Return the real numbers whose transform the argument is: of several dimensions the last one on its own."""
     inner = transform(self, dim[:-1], normalization, False) if len(dim) > 1 and _BY_MKL else self
     sizes = list(self.shape)
