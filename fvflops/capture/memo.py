@@ -50,8 +50,8 @@ _CONTEXTS: dict[str, Callable[[], Any]] = {
 class Output(NamedTuple):
     """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
 
-    `metadata` is None for a result that is no tensor, whose value is then `value`. `row` is the storage of a new tensor,
-    which may be larger than the tensor: some kernels shrink what they allocated.
+    `metadata` is None for a result that is no tensor, whose value is then `value`. `row` is the storage of a new
+    tensor, which may be larger than the tensor: some kernels shrink what they allocated.
     """
 
     metadata: Metadata | None
@@ -67,10 +67,10 @@ class Outcome:
     `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
     tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
     and small; its signature is then None where its result's shape depends on values. `fresh` is the metadata of the
-    result where that is one new tensor, `row` that of its storage; where it is one of the arguments or a view of it, `source` is that argument and
-    `view` the metadata of the view. They are None where more happens than that. An outcome that depends on values
-    otherwise is not `remembered`. `promoted` is the default dtype of the call, where whole numbers became floating-point
-    ones: with another default it gives something else.
+    result where that is one new tensor, `row` that of its storage; where it is one of the arguments or a view of it,
+    `source` is that argument and `view` the metadata of the view. They are None where more happens than that. An
+    outcome that depends on values otherwise is not `remembered`. `promoted` is the default dtype of the call, where
+    whole numbers became floating-point ones: with another default it gives something else.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class Outcome:
         simple = build is None and len(outputs) == 1 and not grown and not concrete and self.promoted is None
         only = outputs[0] if simple else None
         self.fresh = only.metadata if only is not None and only.source is None and not written else None
-        self.row = None if only is None else only.row
+        self.row: Any = None if only is None else only.row
         self.source = only.source if only is not None and written in ((), (only.source,)) else None
         self.view = None if only is None or only.same else only.metadata
 

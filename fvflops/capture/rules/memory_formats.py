@@ -85,7 +85,7 @@ def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) ->
 
 def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
     """Return rules that change what torch's give, by the ops' names."""
-    rules = {}
+    rules: dict[str, Callable[..., Any]] = {}
     for name in names:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")

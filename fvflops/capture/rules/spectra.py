@@ -34,7 +34,7 @@ def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forwar
 
 
 def _outer_first(self: torch.Tensor, dim: Sequence[int]) -> list[int]:
-    return sorted((position % self.ndim for position in dim), key=lambda position: -self.stride(position))
+    return sorted((position % self.ndim for position in dim), key=lambda position: -self.stride()[position])
 
 
 def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -42,7 +42,7 @@ def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dty
     if not _BY_MKL:
         return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
     inner = [position % self.ndim for position in dim]
-    order = [*sorted(_partition(self.ndim, inner), key=lambda position: -self.stride(position)), *inner]
+    order = [*sorted(_partition(self.ndim, inner), key=lambda position: -self.stride()[position]), *inner]
     laid = torch.empty([sizes[position] for position in order], dtype=dtype, device=self.device)
     return laid.permute([order.index(position) for position in range(self.ndim)])
 
