@@ -46,6 +46,10 @@ def _look_inside(func: Any, find: _Find) -> _Rule:
 class _Chosen(TorchDispatchMode):
     """A dispatch mode in which ops on the meta device are answered by the rules that are chosen for them."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler, to be kept out of the handler
+
     def __init__(self, find: _Find) -> None:
         super().__init__()
         self._find = find

@@ -17,12 +17,12 @@ class _Probe(torch.Tensor):
     """A tensor without memory that says it is on the CPU, for torch to choose a convolution's kernel by."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func}: a probe has no numbers")
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor._make_wrapper_subclass(  # type: ignore[no-any-return]
+    return torch.Tensor._make_wrapper_subclass(
         _Probe, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=torch.device("cpu")
     )
 

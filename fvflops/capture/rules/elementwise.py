@@ -5,7 +5,7 @@ torch's own rules for the meta device imitate it, and differ for broadcast opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def iterate(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tenso
         known = _of_one_shape(operands, dtype)
         if known is not None:
             return known
-    shape = tuple(torch.broadcast_shapes(*shapes))
+    shape = _common_shape(shapes)
     strides = [_broadcast(operand, shape) for operand in operands]
     order = _inner_first(shape, strides)
     if order == list(reversed(range(len(shape)))):
@@ -38,6 +38,19 @@ def iterate(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tenso
         laid[dim] = step
         step *= shape[dim]
     return torch.empty_strided(shape, laid, dtype=dtype, device=_META)
+
+
+def _common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the shape that others are broadcast to; torch.broadcast_shapes imports its compiler's symbols."""
+    whole: list[int] = []
+    for shape in shapes:
+        whole = [1] * (len(shape) - len(whole)) + whole
+        for position, size in enumerate(shape, len(whole) - len(shape)):
+            if whole[position] == 1:
+                whole[position] = size
+            elif size not in (1, whole[position]):
+                raise RuntimeError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
+    return tuple(whole)
 
 
 def _of_one_shape(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor | None:
