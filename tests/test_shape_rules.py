@@ -21,6 +21,7 @@ from fvflops.capture.shape_tensor import ValueNeeded
 from fvflops.formulas.example import Example
 from fvflops.trace import Trace
 from tests.test_examples import OLDER
+from tests.test_opinfo import LAYOUTS
 
 OPS = torch.ops.aten
 META = torch.device("meta")
@@ -476,7 +477,7 @@ ELSEWHERE = {
 
 
 def test_every_rule_is_tested():
-    tested = {op.name() for op, _, _ in CASES} | {name for name, _, _ in STATED}
+    tested = {op.name() for op, _, _ in CASES} | {name for name, _, _ in STATED} | {name for name, _, _ in LAYOUTS}
     assert {*RULES, *CPU_RULES} - tested == ELSEWHERE
 
 
@@ -877,10 +878,6 @@ DIFFERENT = {
     "sparse.mm": NEEDS_NUMBERS + "sparse tensors have no shape rules",
     "sparse.sampled_addmm": NEEDS_NUMBERS + "sparse tensors have no shape rules",
     "to_sparse": NEEDS_NUMBERS + "sparse tensors have no shape rules",
-    "fft.hfft2": "the CPU's transforms over several dimensions lay their results out otherwise than CUDA's",
-    "fft.hfftn": "the CPU's transforms over several dimensions lay their results out otherwise than CUDA's",
-    "fft.rfft2": "the CPU's transforms over several dimensions lay their results out otherwise than CUDA's",
-    "fft.rfftn": "the CPU's transforms over several dimensions lay their results out otherwise than CUDA's",
     "nn.functional.pad": "autograd makes a view that was written to again by its own op, here, and by as_strided",
 }
 

@@ -122,9 +122,13 @@ class Inference:
             if item.device != META:
                 return Output(None, value=item)  # numbers that the rule knows
             _want_strided(item)
-            source = storages.get(item.untyped_storage()._cdata)
-            device = home if source is None else self.metadata[source].device
-            return Output(self._describe(item, device), source)
+            storage = item.untyped_storage()
+            source = storages.get(storage._cdata)
+            if source is not None:
+                return Output(self._describe(item, self.metadata[source].device), source)
+            metadata = self._describe(item, home)
+            same_size = metadata.nbytes == storage.nbytes()
+            return Output(metadata, row=metadata.row if same_size else (storage.nbytes(), *metadata.row[1:]))
 
         items, build = take_apart(result)
         return Outcome(

@@ -9,22 +9,23 @@ import torch
 
 from fvflops.capture.infer import Inference, substitute
 from fvflops.capture.interrupts import is_interrupt
-from fvflops.capture.memo import KnownOp, Outcome, Output, intern_signature
+from fvflops.capture.memo import KnownOp, Outcome, Output, Settings, intern_signature
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import WHOLE, RealTensors, is_small
 from fvflops.capture.rules import ShapeRules
-from fvflops.capture.rules.quick import quickly
+from fvflops.capture.rules.choice import choose_rule
 from fvflops.capture.shape_tensor import ValueNeeded
-from fvflops.capture.signature import describe_result, normalise
+from fvflops.capture.signature import describe, describe_result, normalise
 from fvflops.capture.value_reader import ValueReader, state_values
-from fvflops.trace import Signature
+from fvflops.trace import Signature, Symbol
 
 
 class Learner:
     """Finds out what calls give, on a device, by rules; a call that needs numbers which are not there raises."""
 
-    def __init__(self, device: torch.device, rules: ShapeRules, reals: RealTensors) -> None:
+    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, reals: RealTensors) -> None:
         self._device = device
+        self._settings = settings
         self._rules = rules
         self._reals = reals
         self.values = ValueReader(reals.hold_numbers)
@@ -44,7 +45,7 @@ class Learner:
         # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
         known = not op.communicates and all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
-        rule = quickly(name, self._rules.instead(name) or func)
+        rule = choose_rule(func, self._rules.instead)
         remember = True
         try:
             outcome = inference.run(rule, args, kwargs)
@@ -60,9 +61,11 @@ class Learner:
             outcome.run_for_real()
         if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
             outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
-        outcome.remembered = remember
-        if remember:
-            op.outcomes[key] = outcome
+        if op.context is None and _is_promoted(metadata, outcome):
+            outcome.promote(torch.get_default_dtype())
+        outcome.remembered = remember and op.pure and not _holds_objects((args, kwargs))
+        if outcome.remembered:
+            op.outcomes[self._settings][key] = outcome
         return outcome
 
     def sign(
@@ -120,3 +123,20 @@ class Learner:
 def _stays(metadata: Metadata, op: KnownOp) -> bool:
     """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
     return metadata.numel <= 1 if op.random and metadata.dtype not in WHOLE else is_small(metadata)
+
+
+def _is_promoted(inputs: Sequence[Metadata], outcome: Outcome) -> bool:
+    """Return whether a call made floating-point numbers of whole ones, in the default dtype."""
+    results = [item.metadata.dtype for item in outcome.outputs if item.metadata is not None]
+    if not any(dtype.is_floating_point or dtype.is_complex for dtype in results):
+        return outcome.concrete and not outcome.outputs  # computed for real: what comes out is not known here
+    return not any(item.dtype.is_floating_point or item.dtype.is_complex for item in inputs)
+
+
+def _holds_objects(values: Any) -> bool:
+    """Return whether there is an object among arguments that may have state, of which a key tells the class only."""
+    if isinstance(values, (list, tuple)):
+        return any(map(_holds_objects, values))
+    if isinstance(values, Mapping):
+        return any(map(_holds_objects, values.values()))
+    return isinstance(values, torch.ScriptObject) and describe(values) == Symbol("object", type(values).__qualname__)

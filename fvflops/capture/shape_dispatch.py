@@ -14,7 +14,7 @@ from fvflops.capture.fake_tensors import is_reasoning
 from fvflops.capture.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.infer import substitute, take_apart
 from fvflops.capture.learning import Learner
-from fvflops.capture.memo import KnownOp, Outcome, Output, known_op
+from fvflops.capture.memo import KnownOp, Outcome, Output, context_of, is_autocast, known_op, settings_of
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import RealTensors
 from fvflops.capture.recorder import Recorder
@@ -59,7 +59,8 @@ class ShapeMode(WrapperAware):
         self.device = device
         self.reals = RealTensors(recorder, device, homes)
         self._rules = rules
-        self._learner = Learner(device, rules, self.reals)
+        self._settings = settings_of(device)
+        self._learner = Learner(device, self._settings, rules, self.reals)
         self.recorder = recorder
         recorder.describe = self.reals.spec_of
         self._undo_log = undo_log
@@ -171,8 +172,8 @@ class ShapeMode(WrapperAware):
             for name, value in kwargs.items():
                 key.append(name)
                 key.append(self._key(value, tensors, reads))
-        if op.factory:
-            key.append(self.device)
+        if op.context is not None:
+            key.append(op.context())
         if op.looks_closer:
             key += self._look_closer(op.schema, key, args, kwargs or {})
         if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
@@ -182,17 +183,13 @@ class ShapeMode(WrapperAware):
         if outcome is None:
             if special is not None:
                 return special(self, func, op, args, kwargs or {}, reads, tuple(key))
-            try:
-                outcome = self._learner.learn(func, op, args, kwargs or {}, tensors, tuple(key))
-            except Exception as error:  # the model may catch it, and take another path than it would have
-                self.recorder.fail(op.schema.name, error)
-                raise
+            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
         fresh = outcome.fresh
         if fresh is not None:
             recorder = self.recorder
             storages = recorder.storages
             index = len(storages)
-            storages.append(fresh.row)
+            storages.append(outcome.row)
             result: Any = make(fresh, Home(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
@@ -200,9 +197,27 @@ class ShapeMode(WrapperAware):
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._note(outcome, reads, (reads[source],))
             return tensor if outcome.view is None else make(outcome.view, tensor.home)
+        if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
+            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
         if outcome.concrete or self._counts_on(op, outcome, tensors):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
+
+    def _learn(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        key: tuple[Any, ...],
+    ) -> Outcome:
+        """Return the outcome of a call that is not remembered, or is with another default dtype."""
+        try:
+            return self._learner.learn(func, op, args, kwargs, tensors, key)
+        except Exception as error:  # the model may catch it, and take another path than it would have
+            self.recorder.fail(op.schema.name, error)
+            raise
 
     def _look_closer(
         self, schema: OpSchema, key: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -242,13 +257,13 @@ class ShapeMode(WrapperAware):
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
-        for metadata, source, same, value in outcome.outputs:
+        for metadata, source, same, value, row in outcome.outputs:
             if metadata is None:
                 results.append(completed_work(results) if is_work(value) else value)
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
-                index = self._new_storage(metadata)
+                index = self._new_storage(row)
                 writes.append(index)
                 results.append(make(metadata, Home(self, self.recorder, index)))
             else:
@@ -300,12 +315,12 @@ class ShapeMode(WrapperAware):
             None
             if metadata is None or source is None or type(tensors[source]) is ShapeTensor
             else tensors[source].as_strided(metadata.shape, metadata.stride)
-            for metadata, source, _, _ in outcome.outputs
+            for metadata, source, *_ in outcome.outputs
         ]
 
-    def _new_storage(self, metadata: Metadata) -> int:
+    def _new_storage(self, row: Any) -> int:
         storages = self.recorder.storages
-        storages.append(metadata.row)
+        storages.append(row)
         return len(storages) - 1
 
     def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -325,10 +340,10 @@ class ShapeMode(WrapperAware):
 
     def _plan(self, func: Any) -> _Plan:
         op = known_op(func)
-        plan: _Plan = op.outcomes, op, None, func
+        plan: _Plan = op.outcomes.setdefault(self._settings, {}), op, None, func
         if op.schema.composite and op.schema.name not in self.recorder.stops_at:
             self.recorder.decompose(op.schema.name)
-            expansions = op.expansions.setdefault(self.recorder.stops_at, {})
+            expansions = op.expansions.setdefault((self._settings, self.recorder.stops_at), {})
             plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
@@ -357,9 +372,17 @@ class ShapeMode(WrapperAware):
         if len(inside) == 1:
             outcome, inner_reads, writes = inside[0]
             same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
-            if same and outcome.fresh is not None and outcome.remembered:
-                op.expansions[self.recorder.stops_at][key] = outcome
+            if same and outcome.fresh is not None and outcome.remembered and self._expands_always(op, outcome):
+                op.expansions[self._settings, self.recorder.stops_at][key] = outcome
         return result
+
+    def _expands_always(self, op: KnownOp, outcome: Outcome) -> bool:
+        """Return whether a composite op comes down to the same whatever else is set: autocast, a kernel's switch."""
+        assert outcome.signature is not None
+        inner = outcome.signature.op
+        if (context := context_of(inner)) is not None and op.context is not context:
+            return False
+        return not is_autocast(inner) or is_autocast(op.schema.name)
 
     def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor inside a composite op, which may look at devices."""
@@ -373,7 +396,7 @@ class ShapeMode(WrapperAware):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self.recorder, self._new_storage(metadata))
+            home = Home(self, self.recorder, self._new_storage(metadata.row))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -421,6 +444,7 @@ class ShapeMode(WrapperAware):
         )
         result = func(*real_args, **real_kwargs)
         items, build = take_apart(result)
+        writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
         if signature is None:
             outputs = [
@@ -428,7 +452,6 @@ class ShapeMode(WrapperAware):
                 for item in items
             ]
             signature = self._learner.sign(op, args, kwargs, outputs, build)
-        writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         self.recorder.add(self.recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))

@@ -42,8 +42,8 @@ def embed(
     sizes = len(offsets) if forward_only and mode == _SUM else bags
     return (
         weight.new_empty(bags, width),
-        indices.new_empty(0 if fast else len(indices)),
-        indices.new_empty(sizes),
+        indices.new_empty(0) if fast else indices.new_empty(len(indices) + 1).resize_(len(indices)),
+        indices.new_empty(len(offsets)).resize_(sizes),
         indices.new_empty((bags, width) if mode == _MAX else sizes),
     )
 

@@ -68,13 +68,6 @@ def pack_ragged(dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int |
     return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
 
 
-def unpool(self: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """Return the unpooled image, its channels innermost where they are the input's."""
-    result = torch.ops.aten.max_unpool2d(self, indices, output_size)
-    inside = self.ndim == 4 and not self.is_contiguous() and self.is_contiguous(memory_format=torch.channels_last)
-    return result.contiguous(memory_format=torch.channels_last) if inside else result
-
-
 RULES: dict[str, Callable[..., Any]] = {
     "aten::_add_relu.Scalar": partial(resemble, (0,)),
     "aten::_aminmax": extremes,
@@ -105,8 +98,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
     "aten::glu_backward_jvp": partial(resemble, (2,)),
     "aten::glu_jvp": partial(resemble, (0,)),
+    "aten::log_sigmoid_backward": partial(resemble, (0,)),
     "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
     "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
 }
-
-CPU_RULES: dict[str, Callable[..., Any]] = {"aten::max_unpool2d": unpool}

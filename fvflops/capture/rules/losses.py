@@ -1,4 +1,4 @@
-"""The rules of the connectionist temporal classification loss."""
+"""The rules of the connectionist temporal classification loss and of the negative log likelihood of pixels."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def cudnn_ctc(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Ten
     return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs)
 
 
+def choose_pixels(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of each pixel where `reduction` is 0, or their mean or sum, and the total weight."""
+    return self.new_empty(target.shape if reduction == 0 else ()), self.new_empty(())
+
+
 RULES: dict[str, Callable[..., Any]] = {
     "aten::_ctc_loss": align_ctc,
     "aten::_ctc_loss.Tensor": align_ctc,
@@ -59,4 +66,5 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_cudnn_ctc_loss.Tensor": cudnn_ctc,
     "aten::ctc_loss.IntList": reduce_ctc,
     "aten::ctc_loss.Tensor": reduce_ctc,
+    "aten::nll_loss2d_forward": choose_pixels,
 }

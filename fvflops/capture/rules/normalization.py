@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.rules.memory_formats import empty, suggested
+
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -45,11 +47,17 @@ def sums_backward(
 
 def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
     """Return the normalised input, what is kept for the backward pass (nothing in evaluation), and the rest."""
-    output, *kept = getattr(torch.ops.aten, name)(*args)
-    dtype = statistics_dtype(*args[:5])
+    input, *rest = args
+    # Of a batch twice as large, which gives the same statistics: torch divides by the elements of a channel but one.
+    twice = torch.empty((2 * input.shape[0], *input.shape[1:]), dtype=input.dtype, device=input.device)
+    _, *kept = getattr(torch.ops.aten, name)(twice, *rest)
+    tracked = args[3:5] if len(args) > 6 else ()
+    dtype = statistics_dtype(*args[:3], *tracked)
     size = None if trains(*args) else 0
     first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
-    running = zip(kept[2:], args[3:5], strict=False)  # a copy of each running statistic, or one tensor of bytes
+    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or one tensor of bytes
+    plain = input.is_contiguous() and not trains(*args)
+    output = empty(input, input.shape, torch.contiguous_format if plain else suggested(input))
     return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
 
 
@@ -66,6 +74,34 @@ def normalise_layer(
     return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
 
 
+def normalise_groups(input: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Return a tensor like the input, in the memory format that it suggests."""
+    return empty(input, input.shape, suggested(input))
+
+
+def normalise_groups_with_statistics(
+    input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[torch.Tensor, ...]:
+    """Return the normalised input, and the means and inverse deviations of the groups."""
+    _, *kept = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
+    return (normalise_groups(input), *kept)
+
+
+def normalise_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Return the gradients of input, weight and bias, the first in the memory format that the input suggests."""
+    grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
+    chosen = torch.contiguous_format if input.is_contiguous() else suggested(input)
+    return (None if grad_input is None else empty(grad_input, input.shape, chosen), *others)
+
+
+def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, contiguous."""
+    grads = torch.ops.aten.native_layer_norm_backward(*args)
+    return tuple(
+        None if item is None else torch.empty_like(item, memory_format=torch.contiguous_format) for item in grads
+    )
+
+
 def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
     """Return the dtype of a CPU kernel's statistics: the input's, where the parameters have it too."""
     dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
@@ -73,7 +109,7 @@ def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
 
 
 def _says_so(*args: Any) -> bool:
-    return bool(args[5])
+    return bool(args[-3])
 
 
 def _never(*_: Any) -> bool:
@@ -88,13 +124,19 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::batch_norm_gather_stats": statistics,
     "aten::batch_norm_gather_stats_with_counts": statistics,
     "aten::batch_norm_backward_elemt": like_input,
+    "aten::native_layer_norm_backward": normalise_layer_backward,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_no_update": partial(normalise, "_batch_norm_no_update", _never),
     "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _says_so),
+    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _says_so),
     "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
     "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
+    "aten::group_norm": normalise_groups,
+    "aten::native_group_norm": normalise_groups_with_statistics,
+    "aten::batch_norm_backward": partial(normalise_backward, "batch_norm_backward"),
+    "aten::native_batch_norm_backward": partial(normalise_backward, "native_batch_norm_backward"),
     "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
     "aten::native_layer_norm": normalise_layer,
 }

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.rules.elementwise import SCALAR, is_dense, iterate
+from fvflops.capture.rules.memory_formats import suggested
+
 _Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _META = torch.device("meta")
@@ -22,12 +25,27 @@ def _plain(*tensors: torch.Tensor | None) -> bool:
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
 
+def _usual(*tensors: torch.Tensor | None) -> bool:
+    """Return whether all tensors are plain, and suggest no other memory format, as images of one pixel may."""
+    return _plain(*tensors) and all(item is None or suggested(item) is torch.contiguous_format for item in tensors)
+
+
 def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=_META)
 
 
 def alike(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first."""
+    """Return a tensor like the first, laid out as elementwise kernels do."""
+    return iterate([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
+
+
+def resemble(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like the first, laid out as that is."""
+    return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
+
+
+def whole(self: torch.Tensor) -> Any:
+    """Return a contiguous tensor like the first."""
     return _new(self.shape, self) if _plain(self) else NotImplemented
 
 
@@ -45,12 +63,12 @@ def soft_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, inp
 def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of an op on each pair of elements, the smaller tensor repeated."""
     if isinstance(other, torch.Tensor):
-        if not _plain(self, other) or not self.dim() or not other.dim():
+        if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented
-        if self.shape == other.shape:
-            return _new(self.shape, self)
-        return _new(torch.broadcast_shapes(self.shape, other.shape), self)
-    return _new(self.shape, self) if _plain(self) and isinstance(other, (bool, int, float)) else NotImplemented
+        return iterate([self, other], self.dtype)
+    if self.dtype not in _FLOATS or not isinstance(other, (bool, int, float)):
+        return NotImplemented
+    return iterate([self, SCALAR], self.dtype)
 
 
 def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -103,7 +121,7 @@ def convolution(
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if not fits or not _plain(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
+    if not fits or not _usual(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
         return NotImplemented
     sizes = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
@@ -128,21 +146,24 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of input, weight and bias that are asked for."""
-    if not _plain(grad_output, input, weight) or not _in_order(input, weight) or transposed or 0 in input.shape:
+    if not _usual(grad_output, input, weight) or not _in_order(input, weight) or transposed or 0 in input.shape:
         return NotImplemented
     shapes = (input.shape, weight.shape, weight.shape[:1])
     return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
 
 
-def batch_norm(input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+def batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
+) -> Any:
     """Return a tensor like the input."""
-    return _new(input.shape, input) if _plain(input) and input.dim() > 1 else NotImplemented
+    usual = _usual(input) if training else _plain(input)
+    return _new(input.shape, input) if usual and input.dim() > 1 else NotImplemented
 
 
 def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
     """Return a tensor like the input, and two numbers for each channel where it trains."""
     kept = [item for item in (weight, bias) if item is not None]
-    if not _plain(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
+    if not _usual(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     if not (rest[2] if trains is None else trains):
         return NotImplemented  # what is kept in evaluation is the device's matter
@@ -207,13 +228,16 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
 
 def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
     """Return a tensor like the first."""
-    usual = memory_format in (None, torch.preserve_format, torch.contiguous_format)
-    return torch.empty(self.shape, dtype=self.dtype, device=_META) if usual and self.is_contiguous() else NotImplemented
+    if memory_format in (None, torch.preserve_format) and is_dense(self):
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=_META)
+    if memory_format in (None, torch.preserve_format, torch.contiguous_format):
+        return torch.empty(self.shape, dtype=self.dtype, device=_META) if self.is_contiguous() else NotImplemented
+    return NotImplemented
 
 
 def rearrange(self: torch.Tensor, *rest: Any) -> Any:
     """Return a tensor like the first, its elements elsewhere."""
-    return _new(self.shape, self) if _plain(self) and 0 not in self.shape else NotImplemented
+    return _new(self.shape, self) if _usual(self) and 0 not in self.shape else NotImplemented
 
 
 def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode: bool) -> int:
@@ -239,7 +263,7 @@ def pool(
 ) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if not _plain(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
+    if not _usual(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
         return NotImplemented
     if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
         return NotImplemented
@@ -272,7 +296,7 @@ def average_pool(
 def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = _pair(output_size)
-    if not _plain(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
+    if not _usual(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
         return NotImplemented
     return _new((*self.shape[:2], *sizes[0]), self)
 
@@ -288,9 +312,11 @@ def attend(
 ) -> Any:
     """Return [batch, heads, queries, features], laid out as the queries are, which is what the fused kernels do."""
     fused = (
-        query.dim() == key.dim() == value.dim() == 4
+        (torch._C._get_flash_sdp_enabled() or not torch._C._get_math_sdp_enabled())
+        and query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and query.shape[::3] == key.shape[::3] == value.shape[::3]
         and key.shape[1] == value.shape[1]
         and (query.shape[1] == key.shape[1] or options.get("enable_gqa", False))
@@ -317,8 +343,7 @@ def _in_order(*tensors: torch.Tensor) -> bool:
 
 
 _ALIKE = (
-    "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish relu relu6 sigmoid silu softplus tanh exp log "
-    "sqrt rsqrt sin cos neg erf"
+    "elu gelu hardsigmoid hardswish leaky_relu mish relu sigmoid silu softplus tanh exp log sqrt rsqrt sin cos neg erf"
 )
 _PAIRS = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor gelu_backward hardsigmoid_backward hardswish_backward silu_backward "
@@ -330,6 +355,8 @@ _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu
 QUICK: dict[str, _Rule] = {
     **{f"aten::{name}": alike for name in _ALIKE.split()},
     **{f"aten::{name}": pairwise for name in _PAIRS.split()},
+    **{f"aten::{name}": resemble for name in ("hardtanh", "relu6")},
+    "aten::log_sigmoid": whole,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),

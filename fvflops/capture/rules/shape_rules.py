@@ -13,11 +13,13 @@ from fvflops.capture.rules import (
     bags,
     convolutions,
     detection,
+    elementwise,
     factorizations,
     gradients,
     histograms,
     likenesses,
     losses,
+    memory_formats,
     normalization,
     products,
     quantization,
@@ -25,6 +27,7 @@ from fvflops.capture.rules import (
     sampling,
     selections,
     sequences,
+    spectra,
 )
 from fvflops.capture.rules.assumptions import can_be_assumed, check_assumptions, given_for, read_value
 
@@ -35,10 +38,12 @@ RULES: dict[str, Rule] = {
     **attention.RULES,
     **convolutions.RULES,
     **detection.RULES,
+    **elementwise.RULES,
     **factorizations.RULES,
     **histograms.RULES,
     **likenesses.RULES,
     **losses.RULES,
+    **memory_formats.RULES,
     **normalization.RULES,
     **products.RULES,
     **quantization.RULES,
@@ -51,11 +56,14 @@ RULES: dict[str, Rule] = {
 # Where torch's rule is right for CUDA, and the CPU's kernel differs.
 CPU_RULES: dict[str, Rule] = {
     **bags.CPU_RULES,
+    **convolutions.CPU_RULES,
+    **elementwise.CPU_RULES,
     **factorizations.CPU_RULES,
-    **likenesses.CPU_RULES,
+    **memory_formats.CPU_RULES,
     **normalization.CPU_RULES,
     **gradients.CPU_RULES,
     **selections.CPU_RULES,
+    **spectra.CPU_RULES,
 }
 
 

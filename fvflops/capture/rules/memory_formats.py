@@ -1,0 +1,123 @@
+"""The rules of kernels that choose a memory format, and which one they take a tensor to be in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+_CHANNELS_LAST = {4: (torch.channels_last, (1, 3, 2, 0)), 5: (torch.channels_last_3d, (1, 4, 3, 2, 0))}
+
+
+def suggested(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the memory format that a tensor's strides suggest, over sizes of 1 too: torch's suggest_memory_format.
+
+    >>> suggested(torch.empty(1, 2, 3, 3).to(memory_format=torch.channels_last))
+    torch.channels_last
+    """
+    if tensor.ndim not in _CHANNELS_LAST:
+        return torch.contiguous_format
+    usual = torch.contiguous_format
+    found, order = _CHANNELS_LAST[tensor.ndim]
+    shape, stride = tensor.shape, tensor.stride()
+    least = 0
+    if stride[1] == 0:
+        return usual
+    for dim in order:
+        if shape[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
+            return usual
+        least = stride[dim] * max(shape[dim], 1)
+    return found
+
+
+def empty(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
+    """Return a tensor like another, of a shape and in a memory format that has no meaning for other ranks."""
+    formats = {rank: chosen for rank, (chosen, _) in _CHANNELS_LAST.items()}
+    chosen = memory_format if formats.get(len(shape)) is memory_format else torch.contiguous_format
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=chosen)
+
+
+def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return what another rule gives, in the memory format that the first argument's strides suggest."""
+    # Of a contiguous tensor: torch's own rules take views, which other strides forbid.
+    result = rule(torch.empty(self.shape, dtype=self.dtype, device=self.device), *rest, **options)
+    return empty(result, result.shape, suggested(self))
+
+
+def keep_format_of_second(
+    rule: Callable[..., Any], grad_output: torch.Tensor, self: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    """Return what the rule of a gradient gives, in the memory format that the input's strides suggest."""
+    result = rule(grad_output, self, *rest)
+    return empty(result, result.shape, suggested(self))
+
+
+def make_whole(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
+    """Return what another rule gives, contiguous."""
+    result = rule(*args, **options)
+    return torch.empty(result.shape, dtype=result.dtype, device=result.device)
+
+
+def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
+    """Return what another rule gives, in memory that was allocated for the tensor arguments, where that is more."""
+    result = rule(*args, **options)
+    shape = torch.broadcast_shapes(*(item.shape for item in args[:2] if isinstance(item, torch.Tensor)))
+    if math.prod(shape) <= result.numel():
+        return result
+    return torch.empty(shape, dtype=result.dtype, device=result.device).resize_(result.shape)
+
+
+def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """Return the result of the CPU's kernel, which joins two parts for each dimension."""
+    if not self.numel():
+        return torch.clone(self)
+    if not dims:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = self.shape[dim]
+        start = (size - shift) % size
+        self = torch.cat([self.narrow(dim, start, size - start), self.narrow(dim, 0, start)], dim)
+    return self
+
+
+def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
+    """Return rules that change what torch's give, by the ops' names."""
+    rules: dict[str, Callable[..., Any]] = {}
+    for name in names:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        rules[f"aten::{name}"] = partial(change, op)
+    return rules
+
+
+# Their results are made in the memory of something larger, and then resized.
+RULES: dict[str, Callable[..., Any]] = {
+    **_by(shrink, "binary_cross_entropy", "col2im", "im2col", "mse_loss", "smooth_l1_loss", "soft_margin_loss"),
+    **_by(
+        make_whole,
+        *("_log_softmax_backward_data", "_softmax_backward_data"),
+        *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
+        *("_upsample_nearest_exact1d", "linalg_vector_norm", "upsample_linear1d", "upsample_nearest1d"),
+        *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward"),
+    ),
+    **_by(
+        keep_format,
+        *("replication_pad2d", "replication_pad3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+        *("upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d", "upsample_nearest3d"),
+        *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d"),
+    ),
+}
+
+CPU_RULES: dict[str, Callable[..., Any]] = {
+    **_by(
+        keep_format,
+        *("channel_shuffle", "max_unpool2d", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
+        *("reflection_pad2d", "reflection_pad3d"),
+    ),
+    **_by(keep_format_of_second, "reflection_pad2d_backward", "replication_pad2d_backward"),
+    **_by(make_whole, "max_pool1d"),
+    "aten::roll": roll,
+}
