@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.cuda_choices import cuda_choices
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
@@ -295,7 +296,8 @@ class _Run:
                 with (
                     self._grad_mode(),
                     watch(self._recorder, self._reading, mode, training=self._loss is not None),
-                    nullcontext() if is_here(device) else OnThisMachine(device),
+                    nullcontext() if is_here(device) else OnThisMachine(device, trains=self._vocabulary == "core"),
+                    cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
                 ):
                     self._call(args, kwargs)
             finally:

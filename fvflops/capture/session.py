@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.cuda_choices import cuda_choices
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.memo import trim_memo
 from fvflops.capture.metadata import is_here
@@ -126,6 +127,8 @@ class Session:
         stack.callback(states.restore)
         stack.enter_context(watch(recorder, reading, mode, prepare=states.prepare))
         stack.enter_context(nullcontext() if is_here(device) else OnThisMachine(device))
+        if device.type == "cuda":
+            stack.enter_context(cuda_choices(device))
 
     def stop(self, *, complete: bool = True) -> None:
         """Record no more, and leave no trace; `complete` says that the program came to its end.
