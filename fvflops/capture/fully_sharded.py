@@ -20,9 +20,16 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
         return []
     found = (loaded._get_module_fsdp_state(module) for module in modules)
     states = list(dict.fromkeys(state for state in found if state is not None))
-    groups = [group for state in states for group in state._fsdp_param_groups]
+    groups = [group for state in states for group in _groups(state)]
     if not all(group.is_sharded for group in groups):
         return []
     parameters = [parameter for group in groups for parameter in group.fsdp_params]
     shared = [item for state in states for item in (state._state_ctx, state._comm_ctx)]
     return [vars(item) for item in dict.fromkeys([*states, *groups, *parameters, *shared])]
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the parameter groups of a module, of which there is one at most in older torch."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
