@@ -85,7 +85,8 @@ LOSSES = {"forward": None, "training": lambda y: y.sum()}
 def sums_of_steps(match):
     sums = {}
     for step, flops in zip(match.steps, match.self_flops, strict=True):
-        sums[step] = sums.get(step, 0) + (flops or 0)
+        if step >= 0 or flops:  # a device has events outside of all steps, such as the waiting for it
+            sums[step] = sums.get(step, 0) + (flops or 0)
     return sums
 
 

@@ -167,5 +167,5 @@ def test_the_table_loads_and_its_tools_exist(tmp_path):
     (table,) = re.findall(r"```yaml\n(?!# \w+\.yaml\n)(.*?)```", PAGES["docs/conventions.md"], re.DOTALL)
     (tmp_path / "mine.yaml").write_text(table)
     assert load_table(str(tmp_path / "mine.yaml")).row("aten::sigmoid").kind == "free"
-    for tool in set(re.findall(r"`(tools/\w+)", "".join(PAGES.values()))):
+    for tool in set(re.findall(r"`(tools/[\w.]*\w)", "".join(PAGES.values()))):
         assert (ROOT / tool).exists(), tool

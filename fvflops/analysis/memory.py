@@ -40,8 +40,7 @@ def predict_memory(
     `device` is that whose memory is told, by default the one that holds most. Its allocator hands out multiples of
     `granularity` bytes, by default 512 on CUDA, where a block is at least that (torch.cuda.max_memory_allocated counts
     so; of blocks over 1 MiB it may leave up to 1 MiB unsplit, and cuBLAS keeps a workspace, which are not told here),
-    and 1 elsewhere. torch's optimizers take all parameters at once on CUDA, which needs more, but not in a run by
-    shapes: ask for it, `partial(torch.optim.AdamW, foreach=True)`.
+    and 1 elsewhere.
 
     A recorded step makes the optimizer's state; with `later_step` this is there from the start, and so is the last
     step's result until the program has another, as in each step after the first. Gradients are taken to have been let

@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.cuda_choices import call_as_on_cuda
 from fvflops.capture.infer import substitute
 
 
 class OnThisMachine(TorchFunctionMode):
     """A function mode that asks for the CPU where a model asks for a device that this machine has not.
 
-    torch would refuse before any op is dispatched.
+    torch would refuse before any op is dispatched. Under autograd (`trains`) it calls what torch would choose on CUDA.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, trains: bool = True) -> None:
         super().__init__()
         self._kind = device.type
+        self._as_on_cuda = trains and device.type == "cuda"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -32,7 +34,7 @@ class OnThisMachine(TorchFunctionMode):
             lambda tensor: tensor,
             lambda device: here if device.type == self._kind else device,
         )
-        return func(*args, **kwargs)
+        return call_as_on_cuda(func, args, kwargs) if self._as_on_cuda else func(*args, **kwargs)
 
     def _parse(self, value: Any) -> Any:
         return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._kind else value

@@ -20,7 +20,7 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
         return []
     found = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))
     states = list(dict.fromkeys(state for state in found if state is not None))
-    groups = [group for state in states for group in state._fsdp_param_groups]
+    groups = [group for state in states for group in _groups(state)]
     if not all(group.is_sharded for group in groups):
         return []
     parameters = [parameter for group in groups for parameter in group.fsdp_params]
@@ -35,3 +35,10 @@ def _can_be_key(module: nn.Module) -> bool:
     except Exception:
         return False
     return True
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the parameter groups of a module, of which there is one at most in older torch."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

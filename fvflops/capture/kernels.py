@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ MARK = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function"
 _BACKWARD = 1  # RecordScope::BACKWARD_FUNCTION
 _MEMORY = "[memory]"
+_PYTHON = re.compile(r".*\.py\(\d+\): |<built-in |<string>\(\d+\): |nn\.Module: ")
 _STARTS = {
     "ProfilerStep": "step",
     "Optimizer.step#": "optimizer",
@@ -106,7 +108,18 @@ def read_run(profiler: Any, reading: Reading, *, complete: bool = True) -> Kerne
         memory=_read_memory(inner.kineto_results) if inner.profile_memory else None,
         device=inner.use_device or "",
         complete=complete,
+        launches=_read_launches(inner.kineto_results) if inner.use_device else {},
     )
+
+
+def _read_launches(results: Any) -> dict[int, int]:
+    """Return the number of what a device ran → that of the op which launched it, which in older torch events lack."""
+    cpu = torch.autograd.DeviceType.CPU
+    return {
+        event.correlation_id(): event.linked_correlation_id()
+        for event in results.events()
+        if event.device_type() != cpu
+    }
 
 
 def read_events(
@@ -116,12 +129,17 @@ def read_events(
     memory: Sequence[tuple[int, int]] | None = None,
     device: str = "",
     complete: bool = True,
+    launches: Mapping[int, int] | None = None,
 ) -> KernelRun:
     """Return a run of torch.profiler's `FunctionEvent`s.
 
     `modules` maps the text of a range to the module's name; `memory` are the changes of what the CPU's allocator holds,
-    (nanoseconds from the beginning, bytes), in order.
+    (nanoseconds from the beginning, bytes), in order. `launches` maps the number of what a device ran to that of the op
+    which launched it, where the events themselves do not say.
     """
+    spans = {event.name for event in events if _is_on_cpu(event) and _is_span(event, modules)}
+    # A device shows the ranges that the program marked once more, beside the kernels in them.
+    events = [event for event in events if _is_on_cpu(event) or not (event.name in spans or _is_span(event, modules))]
     ordered = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
     # By the trees that torch.profiler made: an event can begin and end with the one around it.
     found: list[Any] = []
@@ -137,17 +155,25 @@ def read_events(
     launchers = {event.id: position for position, event in enumerate(found) if _is_on_cpu(event)}
     held = None if memory is None else _Held(memory)
     return KernelRun(
-        tuple(_read(event, _parent(event, positions, launchers), modules, held) for event in found), device, complete
+        tuple(_read(event, _parent(event, positions, launchers, launches or {}), modules, held) for event in found),
+        device,
+        complete,
     )
+
+
+def _is_span(event: Any, modules: Mapping[str, str]) -> bool:
+    """Return whether an event is a range that the program, or torch, marked."""
+    return bool(event.is_user_annotation) or event.name in modules
 
 
 def _is_on_cpu(event: Any) -> bool:
     return bool(event.device_type == torch.autograd.DeviceType.CPU)
 
 
-def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, int]) -> int:
+def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
     if not _is_on_cpu(event):
-        return launchers.get(event.linked_correlation_id, -1)
+        linked = getattr(event, "linked_correlation_id", None)
+        return launchers.get(launches.get(event.id, -1) if linked is None else linked, -1)
     return -1 if event.cpu_parent is None else positions.get(id(event.cpu_parent), -1)
 
 
@@ -189,7 +215,7 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
         return "device"
     if name in modules:
         return "module"
-    if event.is_python_function:
+    if _is_python_function(event):
         return "python"
     for start, kind in _STARTS.items():
         if name.startswith(start):
@@ -200,7 +226,13 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
         return "memory"
     if event.is_user_annotation:
         return "range"
-    return "op" if "::" in name and event.activity_type in (None, "cpu_op") else "other"
+    return "op" if "::" in name and getattr(event, "activity_type", None) in (None, "cpu_op") else "other"
+
+
+def _is_python_function(event: Any) -> bool:
+    """Return whether an event is a call of a Python function, which in older torch its name alone tells."""
+    told = getattr(event, "is_python_function", None)
+    return bool(_PYTHON.match(event.name)) if told is None else bool(told)
 
 
 def _read_memory(results: Any) -> list[tuple[int, int]]:

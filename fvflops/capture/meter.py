@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any
 
@@ -15,6 +16,8 @@ MEASURES = ("time", "memory")
 # after one in so many; of so many of its times half are forgotten.
 _do_nothing = torch.ops.aten.is_complex.default._op
 _ONE_IN, _MOST = 8, 1000
+# So many cycles, some half a millisecond, a CUDA device waits before each op and each region.
+_HOLD = 1_000_000
 # What is subtracted from an op's time is at most this share of it.
 _MOST_OF_OP = 0.1
 _DURATION = 10  # where it stands in an event's row
@@ -23,25 +26,29 @@ _DURATION = 10  # where it stands in an event's row
 class Begun:
     """What was read when an op or a region began; the clock `ns` last, as what is done after it is timed too."""
 
-    __slots__ = ("event", "lost", "memory", "ns")
+    __slots__ = ("event", "holds", "lost", "memory", "ns")
 
-    def __init__(self, lost: int, event: Any, memory: int | None) -> None:
+    def __init__(self, lost: int, event: Any, memory: int | None, holds: int) -> None:
         self.ns = 0
         self.lost = lost
         self.event = event
         self.memory = memory
+        self.holds = holds
 
 
 class Meter:
     """Reads the clock, and a device's allocator, around ops and regions.
 
-    On CUDA a pair of events stands around each, so that nothing waits for the device until the end. `per_op` is the
-    time in ns that the way from Python into an op and back takes: ten times what it takes in a loop, since kernels
-    leave nothing of it in the processor's caches, so that it is sampled in the run itself, by an op that does nothing.
-    On a CPU its median is subtracted from each op's time, but of small ops, which leave more in the caches, no more
-    than a tenth. `lost` is the time in ns that watching took so far: what the dispatch mode did, measured, and for each
-    op that way once more. It is subtracted from a region's time. `live` are the bytes of the storages that the run made
-    and that are alive, which on a CPU is the memory that is told.
+    On CUDA a pair of events stands around each, so that nothing waits for the device until the end. Before each the
+    device is held for a while: one that has nothing else to do would wait for the launch of the kernels, which takes
+    longer than most of them, with the clock running. Of a region's time the holds in it are subtracted.
+
+    `per_op` is the time in ns that the way from Python into an op and back takes: ten times what it takes in a loop,
+    since kernels leave nothing of it in the processor's caches, so that it is sampled in the run itself, by an op that
+    does nothing. On a CPU its median is subtracted from each op's time, but of small ops, which leave more in the
+    caches, no more than a tenth. `lost` is the time in ns that watching took so far: what the dispatch mode did,
+    measured, and for each op that way once more. It is subtracted from a region's time. `live` are the bytes of the
+    storages that the run made and that are alive, which on a CPU is the memory that is told.
     """
 
     def __init__(self, measure: Collection[str], device: torch.device | None = None) -> None:
@@ -56,6 +63,7 @@ class Meter:
         self.per_op = 0
         self._ops = 0
         self._ways: list[int] = []  # in the order of their times
+        self._holds: list[tuple[Any, Any]] = []  # events before and after each
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._tensor = torch.zeros((), device="cpu")
             _do_nothing(self._tensor)  # the first call in a process takes longer
@@ -67,22 +75,22 @@ class Meter:
         """Return what is to be known of an op or a region that begins now, but for the clock, which is to be read."""
         event = memory = None
         if self._memory:
-            memory = self.live if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
+            memory = self.live if self._cuda is None else _allocated(self._cuda)["current"]
             if self._cuda is not None:
                 torch.cuda.reset_peak_memory_stats(self._cuda)
         if self._time and self._cuda is not None:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-        return Begun(self.lost, event, memory)
+            before = _record_event()
+            torch.cuda._sleep(_HOLD)
+            event = _record_event()
+            self._holds.append((before, event))
+        return Begun(self.lost, event, memory, len(self._holds))
 
     def end(self, begun: Begun, now: int) -> Any:
         """Return the time in ns since something began, less what was lost meanwhile; on CUDA what will tell it."""
         passed = now - begun.ns - (self.lost - begun.lost)
         if begun.event is None:
             return passed
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return begun.event, event
+        return begun.event, _record_event(), begun.holds, len(self._holds)
 
     def sample(self) -> None:
         """Note that an op has run, and after some see what the way to an op and back takes, if no other mode would."""
@@ -104,8 +112,8 @@ class Meter:
             return times
         if self._cuda is None:
             return *times, begun.memory, self.live, max(begun.memory, self.live)
-        now, peak = torch.cuda.memory_allocated(self._cuda), torch.cuda.max_memory_allocated(self._cuda)
-        return *times, begun.memory, now, peak
+        allocated = _allocated(self._cuda)
+        return *times, begun.memory, allocated["current"], allocated["peak"]
 
     def about(self) -> dict[str, str]:
         """Return what a Trace tells of the measuring: what was measured, and what was subtracted for it, in all."""
@@ -120,7 +128,8 @@ class Meter:
         if self._cuda is None:
             return [self._less_the_way(event) for event in events]
         torch.cuda.synchronize(self._cuda)
-        return [_resolve(event) for event in events]
+        held = [0, *accumulate(_nanoseconds(*pair) for pair in self._holds)]
+        return [_resolve(event, held) for event in events]
 
     def _less_the_way(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
         if event[0] != "op" or len(event) <= _DURATION:
@@ -129,8 +138,27 @@ class Meter:
         return *event[:_DURATION], duration - min(self.per_op, int(duration * _MOST_OF_OP)), *event[_DURATION + 1 :]
 
 
-def _resolve(event: tuple[Any, ...]) -> tuple[Any, ...]:
+def _resolve(event: tuple[Any, ...], held: Sequence[int]) -> tuple[Any, ...]:
+    """Return an event with its time; `held` is for how long the device was held before each hold, in all."""
     if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
         return event
-    start, end = event[_DURATION]
-    return *event[:_DURATION], round(start.elapsed_time(end) * 1e6), *event[_DURATION + 1 :]
+    start, end, first, last = event[_DURATION]
+    duration = max(_nanoseconds(start, end) - (held[last] - held[first]), 0)
+    return *event[:_DURATION], duration, *event[_DURATION + 1 :]
+
+
+def _record_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _nanoseconds(start: Any, end: Any) -> int:
+    return round(start.elapsed_time(end) * 1e6)
+
+
+def _allocated(device: torch.device) -> dict[str, int]:
+    """Return the bytes that a CUDA device's allocator has handed out, now and at most, without torch's whole list."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    found: dict[str, int] = stats["allocated_bytes"]["all"]
+    return found

@@ -9,19 +9,27 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fvflops.capture.forks import undone_in_child
 from fvflops.capture.recorder import OUTSIDE, Recorder
 from fvflops.capture.restore import Containers, restore_all
 from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.shape_tensor import ShapeTensor
 from fvflops.capture.stand_ins import StandIns
 from fvflops.trace import Region
+
+# Whether an optimizer takes all parameters at once by default is asked of their types and devices (CUDA's, not the
+# CPU's): those of a run by shapes answer as the parameters that they stand for. DTensor enters itself here too.
+for _types in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    _types.append(ShapeTensor)
 
 
 class GroupStep:

@@ -36,9 +36,13 @@ class RealTensors:
     def __init__(self, recorder: Recorder, device: torch.device, homes: Sequence[torch.device]) -> None:
         self.seen: dict[int, Seen] = {}
         self._recorder = recorder
-        self._devices = {META: device, **dict.fromkeys(homes, device)}
+        # A program may ask for "cuda", and gets the one that is current, "cuda:0" as a rule.
+        self._devices = {META: device, torch.device(device.type): device, **dict.fromkeys(homes, device)}
         if not is_here(device):
             self._devices[torch.device("cpu")] = device
+        # Where numbers are made that the run asks for on its device: there, if all that exists is there too.
+        alone = is_here(device) and all(home in (device, META) for home in homes)
+        self._numbers_at = device if alone else torch.device("cpu")
         self._adapted: dict[Metadata, Metadata] = {}
         # Of the storages the first so many existed before the run; the others' numbers are of the run's own making.
         self._held = 0
@@ -92,9 +96,9 @@ class RealTensors:
         """Return the device that the run shows instead of one that its tensors are on."""
         return self._devices.get(device, device)
 
-    def may_be_on(self, device: torch.device) -> bool:
-        """Return whether a device is one of those that the run's real tensors are on."""
-        return device in self._devices
+    def place_of(self, device: torch.device) -> torch.device:
+        """Return the device on which a real tensor is made that is asked for on some device."""
+        return self._numbers_at if device in self._devices else device
 
     def hold_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all tensors are real and hold the numbers that a real run would see."""

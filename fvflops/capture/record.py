@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
 from fvflops.capture.autograd_use import AutogradUse, AutogradUsed
+from fvflops.capture.cuda_choices import cuda_choices
 from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode, WrapperAware
 from fvflops.capture.exports import saved_exports
@@ -399,7 +400,8 @@ class _Run:
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                     ),
-                    nullcontext() if is_here(device) else OnThisMachine(device),
+                    nullcontext() if is_here(device) else OnThisMachine(device, trains=self._vocabulary == "core"),
+                    cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
                     model_runs(),
                 ):
                     copy_context().run(self._call, args, kwargs)

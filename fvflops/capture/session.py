@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.absent_device import OnThisMachine
+from fvflops.capture.cuda_choices import cuda_choices
 from fvflops.capture.data_parallel import reducers_kept
 from fvflops.capture.dispatch import RecordingMode
 from fvflops.capture.exports import saved_exports
@@ -163,6 +164,8 @@ class Session:
             elsewhere = OnThisMachine(device)
             stack.enter_context(function_mode_goes(elsewhere))
             elsewhere.__enter__()
+        if device.type == "cuda":
+            stack.enter_context(cuda_choices(device))
 
     def stop(self, *, complete: bool = True) -> None:
         """Record no more, and leave no trace; `complete` says that the program came to its end.

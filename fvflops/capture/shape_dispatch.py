@@ -18,7 +18,7 @@ from fvflops.capture.memo import KnownOp, Outcome, Output, context_of, is_autoca
 from fvflops.capture.metadata import Metadata
 from fvflops.capture.real_tensors import RealTensors
 from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import UndoLog
+from fvflops.capture.restore import UndoLog, written_arguments
 from fvflops.capture.rules import ShapeRules
 from fvflops.capture.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
 from fvflops.capture.signature import OpSchema, describe, describe_group, describe_tensor, normalise, tensors_of
@@ -436,13 +436,14 @@ class ShapeMode(WrapperAware):
     ) -> Any:
         """Run an op for real, on tensors that are known and small."""
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
-        here = torch.device("cpu")
-        real_args, real_kwargs = substitute(
-            (tuple(args), dict(kwargs)),
-            lambda tensor: tensor,
-            lambda device: here if self.reals.may_be_on(device) else device,
-        )
-        result = func(*real_args, **real_kwargs)
+        real_args, real_kwargs = substitute((tuple(args), dict(kwargs)), lambda tensor: tensor, self.reals.place_of)
+        try:
+            result = func(*real_args, **real_kwargs)
+        except RuntimeError:
+            together = _bring_together(op.schema, real_args, real_kwargs)
+            if together is None:
+                raise
+            result = func(*together[0], **together[1])
         items, build = take_apart(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
@@ -464,3 +465,14 @@ class ShapeMode(WrapperAware):
         with torch._C._DisableTorchDispatch():
             torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
         tensor.metadata = metadata
+
+
+def _bring_together(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return arguments with their real tensors, which the run takes to be on one device, on one; None if they are."""
+    tensors = list(tensors_of((tuple(args), dict(kwargs))))
+    if len({tensor.device for tensor in tensors}) < 2:
+        return None
+    written = [tensor for value in written_arguments(schema, args, kwargs) for tensor in tensors_of(value)]
+    place = written[0].device if written else torch.device("cpu")
+    # Of a tensor that is there already this is the tensor itself.
+    return substitute((tuple(args), dict(kwargs)), lambda tensor: tensor.to(place), lambda device: device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ class StandIns:
             return tensor
         twin = self._twins.get(id(tensor))
         if twin is None:
-            twin = self._wrap_again(tensor) if is_traceable_wrapper_subclass(tensor) else self._mode.stand_in(tensor)
+            if is_traceable_wrapper_subclass(tensor):
+                twin = self._wrap_again(tensor)
+            elif self._mode.reals.look(tensor)[1].known:
+                return tensor  # the run computes with its numbers, and autograd wants no gradient of it
+            else:
+                twin = self._mode.stand_in(tensor)
             self._twins[id(tensor)] = twin
             self._kept.append(tensor)
         return twin
@@ -47,7 +53,13 @@ class StandIns:
                     if tensor is not None:
                         tensors[name] = self.of(tensor)  # type: ignore[assignment]
             if isinstance(module, nn.RNNBase):
-                module._flat_weights = [None if item is None else self.of(item) for item in module._flat_weights]
+                flat = [None if item is None else self.of(item) for item in module._flat_weights]
+                module._flat_weights = flat
+                # Else its forward would take the weights for new ones, and lay them out anew for cuDNN.
+                module._flat_weight_refs = [
+                    None if item is None else weakref.ref(item)  # type: ignore[arg-type]
+                    for item in flat
+                ]
         homes = self._mode.recorder.homes
         homes.update({id(twin): homes[key] for key, twin in self._twins.items() if key in homes})
 

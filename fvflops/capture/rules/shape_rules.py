@@ -30,6 +30,7 @@ from fvflops.capture.rules import (
     spectra,
 )
 from fvflops.capture.rules.assumptions import can_be_assumed, check_assumptions, given_for, read_value
+from fvflops.capture.rules.cuda import CUDA_RULES
 
 Rule = Callable[..., Any]
 
@@ -87,7 +88,7 @@ class ShapeRules:
         self.exact = exact
         self.bounds: set[str] = set()
         self.supposed: dict[str, str] = {}
-        self._rules = {**RULES, **CPU_RULES} if torch.device(device).type == "cpu" else RULES
+        self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
     def instead(self, name: str) -> Rule | None:
         """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""

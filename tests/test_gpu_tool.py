@@ -1,0 +1,106 @@
+"""The tool that measures on a GPU, as far as a CPU can test it: comparison, counters, page."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+TOOLS = Path(__file__).parent.parent / "tools"
+
+
+@pytest.fixture(autouse=True)
+def tools_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("gpu_tool", TOOLS / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RUN = {"ops": {"forward a": 1}, "calls": {"forward a(1) -> 2": 1}, "flops": 4, "macs": 2, "exact": 5, "unsupported": {}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, []),
+        ({"macs": 3}, ["macs 3, real 2"]),
+        ({"calls": {"forward a(1) -> 3": 1}}, ["calls: forward a(1) -> 2: 0, real 1; forward a(1) -> 3: 1, real 0"]),
+        ({"ops": {"forward b": 1}}, ["ops: forward a: 0, real 1; forward b: 1, real 0"]),
+        ({"unsupported": {"a": 1}}, ["unsupported {'a': 1}, real {}"]),
+        ({"error": "no"}, ["by shapes: no"]),
+    ],
+)
+def test_the_comparison_says_what_differs(changed, found):
+    from gpu_checks.runs import differences
+
+    assert differences(RUN | changed, RUN) == found
+
+
+def test_a_model_is_counted_in_every_way_that_there_is():
+    from gpu_checks.runs import run_all_ways
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    found = run_all_ways(model, (torch.ones(2, 3),), {}, train=True)
+    assert found.keys() == ({"real", "shapes", "asked"} if torch.cuda.is_available() else {"without"})
+    assert all(run["macs"] == 2 * 2 * 3 * 4 for run in found.values())
+
+
+def test_counters_are_summed_by_range():
+    from gpu_checks.counters import _FMA, _TENSOR, read_counters
+
+    rows = [
+        ["ID", "Range", _FMA, _TENSOR[0]],
+        ["", "", "inst", ""],
+        ["0", "<default domain>:fvflops: a/b:none", "1,000", "7"],
+        ["1", "<default domain>:fvflops: a/b:none", "0", "1"],
+        ["2", "", "5", "5"],
+    ]
+    text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    assert read_counters(text) == {"a/b": 2008}
+
+
+def test_the_page_says_what_was_measured_and_what_failed():
+    load_tool()
+    from gpu_checks.page import write_page
+
+    def entry(found, errors=()):
+        return {"found": found, "errors": list(errors), "seconds": 1}
+
+    page = write_page(
+        {
+            "models": entry({"m, forward": {"real": RUN, "shapes": RUN, "asked": RUN | {"macs": 3}}}),
+            "models without CUDA": entry({"m, forward": {"without": {"error": "no"}}}),
+            "counters": entry({"product": {"counted": 8, "executed": 10}}),
+            "memory": entry({"net": {"forward": [98, 100], "first step": [1, 1], "second step": [3, 2]}}),
+            "state": entry({}, [{"share": 0, "error": "stopped after 240 s"}]),
+        }
+    )
+    assert "# On a GPU" in page and "## Strides" not in page
+    assert "| m, forward | asked     | macs 3, real 2 |" in page and "by shapes: no" in page
+    assert "1.2500" in page and "(-2.0%)" in page and "(+50.0%)" in page
+    assert "state, part 0, failed: stopped after 240 s" in page
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA device")
+def test_without_a_device_the_tool_says_so(capsys, monkeypatch):
+    tool = load_tool()
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert tool.main() == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the part needs no device, and is quick without one")
+def test_parts_run_in_processes_of_their_own(tmp_path):
+    tool = load_tool()
+    said = []
+    results = tool.measure(["steps without CUDA", "outside"], tmp_path, said.append)
+    assert len(results["steps without CUDA"]["found"]) == 35 and not results["steps without CUDA"]["errors"]
+    assert all("error" in item for item in results["outside"]["found"].values())
+    assert len(said) == 2

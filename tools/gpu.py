@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Measures on a machine with a GPU all that needs one, and writes it as JSON and as a page: tools/gpu.py --page PATH.
+
+Counts by shapes beside recorded ones, strides, memory, profiles, peaks and utilisation, and what an analysis leaves
+behind. Each part runs in a process of its own, so that one that ends badly leaves the others: first those that count,
+together, then those that take times, one after the other. On a machine without CUDA it says so and exits with 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+
+class Section(NamedTuple):
+    """A part of the measurement: in how many processes it runs, with CUDA or with it hidden, and alone or not."""
+
+    module: str
+    function: str
+    shares: int = 1
+    hidden: bool = False
+    alone: bool = False
+    seconds: int = 240
+
+
+SECTIONS = {
+    "environment": Section("environment", "describe_machine"),
+    "models": Section("models", "count_models", shares=4),
+    "models without CUDA": Section("models", "count_models", shares=3, hidden=True),
+    "kernels": Section("kernels", "count_kernels", shares=2),
+    "kernels without CUDA": Section("kernels", "count_kernels", hidden=True),
+    "steps": Section("steps", "count_steps"),
+    "steps without CUDA": Section("steps", "count_steps", hidden=True),
+    "layouts": Section("layouts", "compare_layouts", shares=3),
+    "outside": Section("outside", "look_outside"),
+    "state": Section("state", "look_at_state"),
+    "memory": Section("memory", "compare_memory", shares=2),
+    "counters": Section("counters", "compare_counters", alone=True),
+    "peaks": Section("timing", "measure_peaks", alone=True),
+    "profiles": Section("timing", "compare_profiles", alone=True),
+    "utilisation": Section("timing", "measure_utilisation", alone=True),
+}
+
+
+class Part(NamedTuple):
+    """A process that measures one share of a section."""
+
+    section: str
+    share: int
+    path: Path
+    process: subprocess.Popen[str]
+    begun: float
+
+
+def run_part(section: str, share: int, path: Path) -> None:
+    """Measure one share of a section in this process, and write it."""
+    import importlib
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import torch
+
+    torch.set_num_threads(2)
+    entry = SECTIONS[section]
+    measure: Callable[..., Any] = getattr(importlib.import_module(f"gpu_checks.{entry.module}"), entry.function)
+    path.write_text(json.dumps(measure(share, entry.shares), default=str))
+
+
+def start(section: str, share: int, folder: Path) -> Part:
+    """Start the process that measures one share of a section."""
+    path = folder / f"{section.replace(' ', '_')}_{share}.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    if SECTIONS[section].hidden:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, __file__, "--part", section, str(share), str(path)]
+    with open(path.with_suffix(".log"), "w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
+    return Part(section, share, path, process, time.monotonic())
+
+
+def finish(part: Part) -> dict[str, Any]:
+    """Wait for a part and return what it measured, or its error and the end of what it printed."""
+    left = SECTIONS[part.section].seconds - (time.monotonic() - part.begun)
+    try:
+        code: int | str = part.process.wait(timeout=max(left, 0.1))
+    except subprocess.TimeoutExpired:
+        part.process.kill()
+        part.process.wait()
+        code = f"stopped after {SECTIONS[part.section].seconds} s"
+    seconds = round(time.monotonic() - part.begun, 1)
+    if code == 0 and part.path.exists():
+        return {"seconds": seconds, "found": json.loads(part.path.read_text())}
+    return {"seconds": seconds, "error": str(code), "log": part.path.with_suffix(".log").read_text()[-3000:]}
+
+
+def measure(
+    names: Sequence[str], folder: Path, report: Callable[[str], None], save: Callable[[Any], None] = id
+) -> dict[str, Any]:
+    """Return section → what was found, the errors of its processes, and how long it took; `save` gets it so far."""
+    results: dict[str, Any] = {}
+    together = [start(name, share, folder) for name in names if not SECTIONS[name].alone for share in _shares(name)]
+    for part in together:
+        _add(results, part, finish(part), report)
+    save(results)
+    for name in names:
+        if SECTIONS[name].alone:
+            part = start(name, 0, folder)
+            _add(results, part, finish(part), report)
+            save(results)
+    return results
+
+
+def _shares(name: str) -> range:
+    return range(SECTIONS[name].shares)
+
+
+def _add(results: dict[str, Any], part: Part, result: dict[str, Any], report: Callable[[str], None]) -> None:
+    entry = results.setdefault(part.section, {"found": {}, "errors": [], "seconds": 0})
+    entry["seconds"] = max(entry["seconds"], result["seconds"])
+    if "found" in result:
+        _merge(entry["found"], result["found"])
+    else:
+        entry["errors"].append({"share": part.share, "error": result["error"], "log": result["log"]})
+    report(f"{part.section} {part.share}: {result['seconds']} s {result.get('error', '')}")
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, int) and isinstance(into.get(key), int):
+            into[key] += value
+        elif isinstance(value, dict) and isinstance(into.get(key), dict):
+            into[key].update(value)
+        else:
+            into[key] = value
+
+
+def main() -> int:
+    """Measure, write JSON and the page, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this part; can be given again")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "gpu.json", help="where the figures go")
+    parser.add_argument("--page", type=Path, help="where the page goes, in Markdown")
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        section, share, path = arguments.part
+        run_part(section, int(share), Path(path))
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("this machine has no CUDA device: nothing was measured", file=sys.stderr)
+        return 2
+    begun = time.monotonic()
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(results: Any) -> None:
+        arguments.json.write_text(json.dumps(results))
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(arguments.only or list(SECTIONS), Path(folder), lambda text: print(text, flush=True), save)
+    from gpu_checks.page import write_page
+
+    text = write_page(results)
+    if arguments.page is not None:
+        arguments.page.write_text(text)
+    print(text)
+    print(f"{time.monotonic() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Cases to count: a model or function with its inputs, and the ways in which it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+HALF, BF16, FULL = torch.float16, torch.bfloat16, torch.float32
+
+
+class Case(NamedTuple):
+    """A model or function with its inputs, and the ways in which it is run."""
+
+    model: Any
+    args: tuple[Any, ...]
+    train: tuple[bool, ...] = (False, True)
+    context: Callable[[], Any] = nullcontext
+
+
+class Applied(nn.Module):
+    """A function as a module, with modules that it may use."""
+
+    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+def floats(*shape: int, dtype: torch.dtype = FULL, grad: bool = True) -> torch.Tensor:
+    """Return random numbers."""
+    return torch.rand(shape, dtype=torch.float32).to(dtype).requires_grad_(grad)
+
+
+def of(function: Callable[..., Any], *args: Any, **options: Any) -> Case:
+    """Return the case of a function."""
+    return Case(Applied(lambda _, *values: function(*values)), args, **options)
+
+
+def image(*shape: int, dtype: torch.dtype = FULL) -> torch.Tensor:
+    """Return an image whose channels lie innermost."""
+    return torch.rand(shape).to(dtype, memory_format=torch.channels_last).requires_grad_()
