@@ -29,7 +29,7 @@ from fvflops.trace import Region
 # Whether an optimizer takes all parameters at once by default is asked of their types and devices (CUDA's, not the
 # CPU's): those of a run by shapes answer as the parameters that they stand for. DTensor enters itself here too.
 for _types in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
-    _types.append(ShapeTensor)
+    _types.append(ShapeTensor)  # type: ignore[arg-type]
 
 
 class GroupStep:

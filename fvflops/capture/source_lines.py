@@ -19,7 +19,9 @@ _LIBRARIES = frozenset(
     {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
 )
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-_NOT_THE_MODELS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep, "<")
+_NOT_THE_MODELS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep)
+# What is typed in, which has no file; other names like these are of generated code.
+_TYPED = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
 _PATHS: dict[CodeType, str | None] = {}
 
 
@@ -86,6 +88,8 @@ def _plain(qualified: str) -> str:
 def _name_file(path: str) -> str | None:
     if path.startswith(_NOT_THE_MODELS) and not path.startswith(_ZOO):
         return None
+    if path.startswith("<"):
+        return path if path.startswith(_TYPED) else None
     if path.startswith(_LIBRARY) and "-packages" + os.sep not in path:
         return None
     folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
