@@ -30,7 +30,9 @@ def op_infos() -> list[Any]:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
-    return pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    torch.backends.__allow_nonbracketed_mutation_flag = True  # which torch's tests switch off for the whole process
+    return found
 
 
 # --- memory formats ----------------------------------------------------------------------------------------------

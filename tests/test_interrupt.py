@@ -137,6 +137,7 @@ def check_afterwards(subjects: list[Subject]) -> None:
     assert interruptions.is_free(), "a lock is held"
 
 
+@pytest.mark.long
 def test_a_storm_of_signals_leaves_nothing() -> None:
     subjects = make_subjects()
     tally = storm(subjects, 120, seed=0)

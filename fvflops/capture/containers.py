@@ -34,21 +34,7 @@ _DEPTH = 4
 # Parts of libraries whose objects' attributes are no state of a model.
 _CLOSED = frozenset(
     {
-        *(
-            "logging",
-            "threading",
-            "queue",
-            "_queue",
-            "_thread",
-            "abc",
-            "typing",
-            "re",
-            "ast",
-            "inspect",
-            "importlib",
-            "asyncio",
-            "multiprocessing",
-        ),
+        *("logging", "threading", "abc", "typing", "re", "ast", "inspect", "importlib", "asyncio", "multiprocessing"),
         *("concurrent", "subprocess", "ctypes", "unittest", "pathlib", "sympy", "numpy", "builtins", "io", "fvflops"),
         *("torch.fx", "torch.jit", "torch._dynamo", "torch._inductor", "torch._C", "torch.distributed", "torch._ops"),
         *("torch._library", "torch._subclasses", "torch.library"),

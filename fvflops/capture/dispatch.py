@@ -111,7 +111,14 @@ class RecordingMode(WrapperAware):
             if is_constant:
                 unseen.lifting(False)
         if meter is None:
-            result = run(*args, **kwargs)
+            if unseen is None:
+                result = run(*args, **kwargs)
+            else:
+                unseen.in_op = True
+                try:
+                    result = run(*args, **kwargs)
+                finally:
+                    unseen.in_op = False
             number, writes = self._calls.look(schema, noted, result)
             recorder.add(number, noted[2], writes)
             if unseen is not None:

@@ -70,7 +70,9 @@ _address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
+_CALLS_OTHERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 
+_peek_transform = torch._C._functorch.peek_interpreter_stack
 _current_node = torch._C._current_autograd_node
 
 
@@ -101,15 +103,19 @@ class UnseenWork:
         # Tensors that no recorded op made: a constant outlives the run, what was computed in it does not.
         self._suspects: dict[int, tuple[_Site, TensorSpec]] = {}
         self._uninitialised: dict[int, _Site] = {}
+        # What was in memory that is uninitialised: where that is not written to, nobody worked.
+        self._garbage: dict[int, bytes | None] = {}
         # By address: the storage's number and a sample of its contents.
         self._contents: dict[int, tuple[int, bytes]] = {}
         self._is_lifting = False
+        # Whether an op runs just now: what its kernel does, in Python too, is that op's.
+        self.in_op = False
         # The function whose arguments or results are inspected.
         self._owner: Any = None
 
     def exported(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
         """Note that code outside torch got at a tensor's data; `frame` is that of the code which asked for it."""
-        if tensor.numel() < 2 or frame is None or not self._is_inside():
+        if self.in_op or tensor.numel() < 2 or frame is None or not self._is_inside():
             return
         path = frame.f_code.co_filename
         if path.startswith((_TORCH, _PACKAGE)) and not path.startswith(_ZOO):
@@ -127,10 +133,10 @@ class UnseenWork:
 
     def appeared(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
         """Look at a tensor that no recorded op made, when it is seen for the first time."""
-        if type(tensor) not in _PLAIN_TENSORS:
+        if self.in_op or type(tensor) not in _PLAIN_TENSORS:
             return
         self._contents.pop(_address(storage), None)
-        if tensor.numel() < 2 or not self._is_inside():
+        if tensor.numel() < 2 or not self._is_inside() or _peek_transform() is not None:
             return
         if not self._has_left and (self._is_lifting or not self.is_real):
             return  # a constant
@@ -170,11 +176,17 @@ class UnseenWork:
         """Note what an op call wrote."""
         site = None
         if schema.name in UNINITIALISED:
-            site = self._site()
+            site = None if _is_torchs_own(sys._getframe(1)) else self._site()
         elif self._uninitialised and schema.name in _COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
-        if site is not None:
+        if schema.name in UNINITIALISED and site is None:
+            for _, storage in _with_storages(result):
+                self._contents.pop(_address(storage), None)
+        elif site is not None:
             self._uninitialised.update((index, site) for index in writes)
+            for tensor, storage in _with_storages(result) if self._numbers else ():
+                index = self._index(tensor)
+                self._garbage[index] = self._sample(storage, index)
         elif schema.name.startswith(_TAKES_MEMORY):
             for tensor, storage in _with_storages(result):
                 self.appeared(tensor, storage, self._index(tensor))
@@ -197,6 +209,8 @@ class UnseenWork:
 
     def enter(self, values: Any) -> None:
         """Look at what goes into a module or a function."""
+        if self.in_op:
+            return
         if not self._is_inside():
             self.forget_contents()  # what a program does between two calls of its model is no work of the model
             self._recorder.storages_of(tensors_of(values))
@@ -205,7 +219,7 @@ class UnseenWork:
 
     def leave(self, values: Any, owner: Any) -> None:
         """Look at what comes out of a module or a function, which is still open; `owner` is that."""
-        if self._numbers or self._uninitialised or self._has_left:
+        if not self.in_op and (self._numbers or self._uninitialised or self._has_left):
             self._check_values(values, owner)
 
     def freed(self, index: int) -> None:
@@ -214,6 +228,7 @@ class UnseenWork:
         if suspect is not None:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
+        self._garbage.pop(index, None)
         self._exports.pop(index, None)
 
     def forget_contents(self) -> None:
@@ -226,7 +241,7 @@ class UnseenWork:
         for tensor, _ in _with_storages(values):
             index = self._index(tensor)
             # What a module passes on as it came is yet to be written to.
-            if index in self._uninitialised and (is_final or (owner is not None and index in self._exports)):
+            if index in self._uninitialised and owner is not None and (is_final or index in self._exports):
                 self._report_uninitialised(tensor, index)
             self._check_contents(tensor)
         self._owner = None
@@ -246,7 +261,9 @@ class UnseenWork:
 
     def _report_uninitialised(self, tensor: torch.Tensor, index: int) -> None:
         site = self._uninitialised.pop(index)
-        if tensor.numel():
+        found = self._sample(tensor.untyped_storage(), index) if self._numbers else None
+        is_unchanged = found is not None and found == self._garbage.get(index) and index not in self._exports
+        if tensor.numel() and not is_unchanged:
             self._report(self._exports.get(index, site), describe_tensor(tensor), index)
 
     def _check_contents(self, tensor: torch.Tensor) -> None:
@@ -318,6 +335,21 @@ def _function_name(site: _Site, around: Region) -> str:
     if around.kind == "function":
         return f"{around.name}.backward"
     return site.source.function or around.name or "work"
+
+
+def _is_torchs_own(frame: FrameType | None) -> bool:
+    """Return whether a function of torch's called what runs: some of its kernels in C++ fill memory by pointer.
+
+    That is `_pad_packed_sequence`, say. Others' kernels are called by torch.ops and by the backward engine too.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    path = frame.f_code.co_filename
+    if path.endswith("_ops.py") and frame.f_code.co_name == "decompose":
+        return str(frame.f_locals["self"]).startswith("aten.")
+    return path.startswith(_TORCH) and not path.endswith(_CALLS_OTHERS)
 
 
 def _with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:

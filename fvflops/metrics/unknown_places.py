@@ -31,5 +31,6 @@ def find_unknown_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]
 
 
 def _describe(trace: Trace, scope: tuple[str, ...], source: str) -> str:
-    module = f"'{scope[-1]}'" if scope and scope[-1] else trace.modules.root.class_name
+    root = trace.modules.root.class_name.rpartition("<locals>.")[2]
+    module = f"'{scope[-1]}'" if scope and scope[-1] else root
     return f"{module} at {source}" if source else module
