@@ -408,9 +408,10 @@ def test_a_profile_of_kernels_leaves_nothing() -> None:
         raise KeyboardInterrupt
 
     model = Interrupting(act)
-    before = describe_process()
-    with pytest.raises(KeyboardInterrupt), KernelProfile(model):
-        model(torch.ones(1, 2))
+    for _ in range(2):  # the first loads what torch loads late
+        before = describe_process()
+        with pytest.raises(KeyboardInterrupt), KernelProfile(model):
+            model(torch.ones(1, 2))
     assert not differences(before, describe_process())
     assert not torch.autograd._profiler_enabled()
 

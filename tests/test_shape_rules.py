@@ -742,6 +742,8 @@ def filled(tensor: torch.Tensor) -> torch.Tensor:
 def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Return the calls that a row's example makes and that this machine can run for real."""
     found = []
+    if row.name.startswith(("bitsandbytes::", "torchao::")):
+        return []  # their kernels end the process when numbers are not those of a quantised tensor
     try:
         overloads = overloads_of(row.name)
     except NotHere:

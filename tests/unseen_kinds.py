@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy import ndimage
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -82,6 +83,10 @@ def numpy_in_place_on_the_argument(x: torch.Tensor) -> torch.Tensor:
 
 def copied_from_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x).copy_(torch.from_numpy(np.tanh(x.numpy())))
+
+
+def scipy_filter(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(ndimage.gaussian_filter(x.numpy(), sigma=1))
 
 
 def saved_and_loaded(x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +234,7 @@ class PythonFunction(torch.autograd.Function):
 
 
 _PLAIN = (
-    *(from_numpy, as_tensor, tensor_of_array, tensor_class_of_array, ufunc_on_tensor, ufunc_into_empty),
+    *(from_numpy, scipy_filter, as_tensor, tensor_of_array, tensor_class_of_array, ufunc_on_tensor, ufunc_into_empty),
     *(ufunc_into_zeros, numpy_in_place, numpy_in_place_on_the_argument, copied_from_numpy, saved_and_loaded),
     *(pickled, dlpack_capsule, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
 )
