@@ -233,7 +233,7 @@ def test_strict_makes_an_unknown_op_an_error(capsys, factory):
         code == 0 and "UNKNOWN, so missing from the numbers: fvflops_cli::scan (1 call, 2 output elements; in " in out
     )
     code, out, err = run(capsys, "count", f"{factory}:unknown", "--strict")
-    assert (code, out) == (2, "") and "no row for fvflops_cli::scan ×1 (--strict)" in err
+    assert (code, out) == (2, "") and "no row for fvflops_cli::scan ×1 (in Net) (--strict)" in err
 
 
 def test_every_format_and_view(capsys, tmp_path):

@@ -314,7 +314,10 @@ def test_gradients_of_what_a_function_closes_over_are_as_before(execution, befor
         assert gradient is None or bool((gradient == before).all())
 
 
-def test_torch_settings_that_a_forward_changes_are_as_before():
+def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
+    # torch's own test helpers, once imported, forbid to set flags of backends in this process.
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
+from fvflops.capture.exports import EXPORTS
 from fvflops.capture.patch import Patch
 from fvflops.capture.recorder import Recorder
 
-_EXPORTS = tuple(
-    Patch(torch.Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__")
-)
-_LISTS = Patch(torch.Tensor, "tolist")
 _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
 # What makes a tensor of memory that belongs to somebody else, unseen by any dispatch mode.
 _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
@@ -30,9 +27,10 @@ def data_exports(recorder: Recorder) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        for patch in (*_EXPORTS, *_FUNCTIONS):
+        for name, patch in EXPORTS.items():
+            stack.enter_context(patch.wrapped(partial(_around_export, recorder, floats=name == "tolist")))
+        for patch in _FUNCTIONS:
             stack.enter_context(patch.wrapped(partial(_around_export, recorder)))
-        stack.enter_context(_LISTS.wrapped(partial(_around_export, recorder, floats=True)))
         for patch in _IMPORTS:
             stack.enter_context(patch.wrapped(partial(_around_import, recorder)))
         yield

@@ -75,8 +75,11 @@ class RecordingMode(WrapperAware):
         recorder = self.recorder
         meter = recorder.meter
         came = 0 if meter is None else meter.clock()
-        if types and is_foreign(types):
-            return self.leave_to_wrapper(func, types, args, kwargs)
+        if types:
+            if recorder.unseen is not None:
+                recorder.unseen.met_subclass()
+            if is_foreign(types):
+                return self.leave_to_wrapper(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_reasoning(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan

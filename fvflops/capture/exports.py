@@ -16,7 +16,11 @@ from fvflops.capture.shape_tensor import ShapeTensor
 
 # A tensor's address is asked for to compare tensors too: of a large one, nothing is copied for that.
 _LARGEST: Mapping[str, int] = {"numpy": 1 << 28, "__dlpack__": 1 << 28, "data_ptr": 1 << 20}
-_EXPORTS = {name: Patch(torch.Tensor, name) for name in _LARGEST}
+# What gives a tensor's data to code outside torch.
+EXPORTS = {
+    name: Patch(torch.Tensor, name)
+    for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__", "tolist")
+}
 
 
 @contextmanager
@@ -34,6 +38,6 @@ def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> Iterator[None]
         return export
 
     with ExitStack() as stack:
-        for name, patch in _EXPORTS.items():
-            stack.enter_context(patch.wrapped(partial(around, _LARGEST[name])))
+        for name, largest in _LARGEST.items():
+            stack.enter_context(EXPORTS[name].wrapped(partial(around, largest)))
         yield

@@ -105,6 +105,7 @@ class UnseenWork:
         self._uninitialised: dict[int, _Site] = {}
         # What was in memory that is uninitialised: where that is not written to, nobody worked.
         self._garbage: dict[int, bytes | None] = {}
+        self._has_subclasses = False
         # By address: the storage's number and a sample of its contents.
         self._contents: dict[int, tuple[int, bytes]] = {}
         self._is_lifting = False
@@ -112,6 +113,11 @@ class UnseenWork:
         self.in_op = False
         # The function whose arguments or results are inspected.
         self._owner: Any = None
+
+    def met_subclass(self) -> None:
+        """Note that the run works on tensors of a subclass, in which others may be that existed before."""
+        self._has_subclasses = True
+        self._suspects.clear()
 
     def exported(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
         """Note that code outside torch got at a tensor's data; `frame` is that of the code which asked for it."""
@@ -138,7 +144,7 @@ class UnseenWork:
         self._contents.pop(_address(storage), None)
         if tensor.numel() < 2 or not self._is_inside() or _peek_transform() is not None:
             return
-        if not self._has_left and (self._is_lifting or not self.is_real):
+        if not self._has_left and (self._is_lifting or not self.is_real or self._has_subclasses):
             return  # a constant
         site = self._site(None if self._owner is None else source_line_of(self._owner))
         if self._is_lifting:
@@ -214,6 +220,8 @@ class UnseenWork:
         if not self._is_inside():
             self.forget_contents()  # what a program does between two calls of its model is no work of the model
             self._recorder.storages_of(tensors_of(values))
+            if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
+                self.met_subclass()
         elif self._numbers or self._uninitialised:
             self._check_values(values, None)
 
@@ -236,6 +244,8 @@ class UnseenWork:
         self._contents.clear()
 
     def _check_values(self, values: Any, owner: Any) -> None:
+        if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
+            self.met_subclass()
         self._owner = owner
         is_final = owner is not None and len(self._recorder.here().opened) == 1  # the model's result is read outside
         for tensor, _ in _with_storages(values):
