@@ -23,11 +23,13 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if collects:
-            _PAUSES.discard(pause)
-            # What was made would start a collection at once, a full one where that is due: have the young ones only.
-            if gc.get_count()[0] > gc.get_threshold()[0] > 0:
-                gc.collect(0)
-            gc.enable()
+            try:
+                # What was made would start a collection at once, a full one where it is due: have the young ones only.
+                if gc.get_count()[0] > gc.get_threshold()[0] > 0:
+                    gc.collect(0)
+            finally:
+                gc.enable()  # first of all: a signal's handler may raise after any call
+                _PAUSES.discard(pause)
 
 
 def _resume_in_child() -> None:
