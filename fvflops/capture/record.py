@@ -250,7 +250,7 @@ def _in_vocabulary(
     try:
         trace = execute(below)
     except AutogradUsed:
-        pass
+        pass  # the model is run again below, under autograd
     except Exception as error:
         failed = True
         if is_interrupt(error) or once or not (below.autograd.seen or _fails_below_autograd(error)):

@@ -374,7 +374,7 @@ def _with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedSto
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    """Return where a storage stands in memory, 0 where it is in none."""
+    """Return the address of a storage, 0 where it has no memory."""
     try:
         return _address_of(storage)
     except RuntimeError:  # that of a wrapper
