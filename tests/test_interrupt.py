@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, KernelProfile, TrainingStepAnalysis, record
+from fvflops.capture import interrupts
 from fvflops.capture.interrupts import allowed, deferred
 from fvflops.capture.restore import restore_all
 from tests import interruptions
@@ -375,6 +376,64 @@ def test_of_several_signals_each_is_handled_and_the_first_error_raised() -> None
                 signal.raise_signal(number)
         assert not differences(before, describe_process())
     assert seen == [signal.SIGALRM, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("calls", ["a", "b", "aa", "ba", "bbba", ".ab", ".bbb", "..a", "..b", "..ab", "..bbbb"])
+def test_handlers_that_raise_while_others_are_replaced_leave_all_as_they_were(
+    calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python calls handlers before (b) it sets another, and after (a); the first two settings hold signals back."""
+    left = list(calls)
+
+    def set_handler(number: int, function: Any) -> None:
+        when = left.pop(0) if left else "."
+        if when == "b":
+            raise TimeoutError
+        signal.signal(number, function)
+        if when == "a":
+            raise TimeoutError
+
+    entered = False
+    with handler(signal.SIGTERM, lambda number, frame: None):
+        before = describe_process()
+        monkeypatch.setattr(interrupts, "_set_handler", set_handler)
+        with pytest.raises(TimeoutError), deferred():
+            entered = True
+        assert not differences(before, describe_process())
+    assert entered == calls.startswith("..")
+    assert not left
+
+
+@pytest.mark.long
+def test_bursts_of_signals_while_handlers_are_replaced_leave_all_as_they_were() -> None:
+    choose = random.Random(0)
+    left = interrupted = 0
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise TimeoutError
+
+    with handler(signal.SIGALRM, expire):
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
+        until = time.perf_counter() + 20
+        while time.perf_counter() < until:
+            left = choose.choice((1, 2, 3, 5))
+            start = time.perf_counter() + choose.uniform(0, 30e-6)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-6, 60e-6), choose.uniform(15e-6, 40e-6))
+                while time.perf_counter() < start:
+                    pass
+                with deferred():
+                    pass
+            except TimeoutError:
+                interrupted += 1
+            finally:
+                left = 0
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)] == before
+    assert interrupted > 1000
 
 
 def test_nothing_keeps_another_thing_from_being_restored() -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, TypeVar
@@ -27,7 +28,8 @@ from fvflops.capture.forks import at_fork
 
 # Those of `signal` make an enum of each value, which takes ten times as long.
 _handler_of, _set_handler = _signal.getsignal, _signal.signal
-_KEYBOARD = int(signal.SIGINT)
+# So many handlers may raise, one right after the other, while those of several signals are replaced.
+_INTERRUPTED = 8
 # What is raised in a finalizer or in a weak reference's callback is printed and lost: a signal that comes there comes
 # again after so many seconds.
 _AGAIN = 0.001
@@ -137,49 +139,64 @@ class _Handlers:
         self.raised: BaseException | None = None
         self._waiting: dict[int, FrameType | None] = {}
         self._originals: dict[int, Any] = {}
+        self._problem: BaseException | None = None
         self._ended = False
 
     def install(self) -> None:
         """Put one before each handler in Python.
 
-        To install one is one call into C, which first calls the handlers of signals that have come. Where there is one
-        in Python, nearly always Ctrl-C's, nothing has changed then. Of several the others may raise between; what they
-        leave takes itself for ended, and calls the handler that was there.
+        To set a handler is one call into C, which first calls the handlers of signals that have come. Where there is
+        one in Python, nearly always Ctrl-C's, nothing has changed then. Of several the others may raise in between: all
+        are set first, then that is raised.
         """
         numbers = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
-        numbers.sort(key=_KEYBOARD.__ne__)  # Ctrl-C's is the first to be held back, and the last to be let go
-        try:
-            for number in numbers:
-                self._originals[number] = _handler_of(number)
-                _set_handler(number, self.handle)
-        except BaseException:
+        self._originals = {number: _handler_of(number) for number in numbers}
+        if len(numbers) == 1:
+            _set_handler(numbers[0], self.handle)
+            return
+        self._insist(self._set_ours, _INTERRUPTED)
+        if self._problem is not None:
             self.uninstall()
-            raise
 
     def uninstall(self) -> None:
-        """Put the handlers back, call those that wait, and raise what the first to raise raised.
-
-        As when installing, of one handler alone nothing is raised before it is back, and nothing is to do after that.
-        """
-        problem = self._call_all()
-        numbers = list(self._originals)
+        """Put the handlers back, call those that wait, and raise what the first to raise raised."""
+        early = self._call_all()
         try:
-            while numbers:
-                try:
-                    while numbers:
-                        number = numbers[-1]
-                        if _handler_of(number) == self.handle:  # else the model put another there, to stay
-                            _set_handler(number, self._originals[number])
-                        numbers.pop()
-                except BaseException as error:
-                    problem = error if problem is None else problem
+            self._insist(self._set_originals, _INTERRUPTED)
             late = self._call_all()
-            problem = late if problem is None else problem
-            if problem is not None:
-                raise problem
+            for problem in (early, self._problem, late):
+                if problem is not None:
+                    raise problem
         finally:
             self._ended = True
-            self.raised = problem = late = None  # whose frames hold this
+            self.raised = self._problem = problem = early = late = None  # whose frames hold this
+
+    def _set_ours(self) -> None:
+        for number in self._originals:
+            if _handler_of(number) != self.handle:
+                _set_handler(number, self.handle)
+
+    def _set_originals(self) -> None:
+        for number, original in self._originals.items():
+            if _handler_of(number) == self.handle:  # else the model put another there, to stay
+                _set_handler(number, original)
+
+    def _insist(self, act: Callable[[], None], times: int) -> None:
+        """Call a function again each time that a signal's handler raises in it, and keep the first error.
+
+        Python calls handlers where a function begins, a call ends or a loop goes back. A loop around `try` would leave
+        its own turn uncovered; of calls nested in one another each is covered by the one around.
+        """
+        if not times:
+            act()
+            return
+        try:
+            self._insist(act, times - 1)
+            return
+        except BaseException as error:
+            if self._problem is None:
+                self._problem = error
+        self._insist(act, times - 1)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Call the handler of a signal, or note that it waits."""
