@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         ModelAnalysis,
         TrainingStepAnalysis,
         activation_count,
-        compare,
         flop_count,
         flop_count_str,
         flop_count_table,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         summarise,
     )
     from fvflops.analysis.byte_counts import ByteCountAnalysis
+    from fvflops.analysis.comparison import compare
     from fvflops.analysis.diff import diff
     from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
     from fvflops.analysis.generation import generation_cost
@@ -74,7 +74,7 @@ _HOMES = {
     "TrainingStepAnalysis": "fvflops.analysis",
     "UtilisationError": "fvflops.metrics.utilisation",
     "activation_count": "fvflops.analysis",
-    "compare": "fvflops.analysis",
+    "compare": "fvflops.analysis.comparison",
     "diff": "fvflops.analysis.diff",
     "cost_of": "fvflops.analysis.scaling",
     "find_device": "fvflops.metrics.devices",

@@ -11,6 +11,8 @@ from typing import Any, TextIO, cast
 from uuid import uuid4
 
 SCHEME = "fvflops://"
+# The folder that holds this file and all of the package.
+PACKAGE = Path(__file__).resolve().parent
 
 
 def open_text(path: str, mode: str = "r") -> TextIO:
@@ -257,8 +259,7 @@ def path_manager() -> Any:
 
 def _folders() -> tuple[Path, ...]:
     # An installed wheel has the files beside the package's modules, a checkout one folder up.
-    here = Path(__file__).resolve().parent
-    return here / "configs", here.parent / "configs"
+    return PACKAGE / "configs", PACKAGE.parent / "configs"
 
 
 def _shipped(path: str) -> Path:

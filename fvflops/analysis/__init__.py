@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fvflops.analysis.comparison import compare
     from fvflops.analysis.model_analysis import ModelAnalysis
     from fvflops.analysis.model_counts import (
         ActivationCountAnalysis,
@@ -22,20 +21,19 @@ if TYPE_CHECKING:
 
 # Name → the module that defines it, imported when the name is first used: a count needs a third of them.
 _MODULES = {
-    "ActivationCountAnalysis": "model_counts",
-    "FlopCountAnalysis": "model_counts",
-    "ModelAnalysis": "model_analysis",
-    "TrainingStepAnalysis": "training_step",
-    "activation_count": "model_counts",
-    "compare": "comparison",
-    "flop_count": "model_counts",
-    "flop_count_str": "text",
-    "flop_count_table": "text",
-    "parameter_count": "model_counts",
-    "parameter_count_table": "text",
-    "record": "recording",
-    "schedule": "schedules",
-    "summarise": "text",
+    "ActivationCountAnalysis": "fvflops.analysis.model_counts",
+    "FlopCountAnalysis": "fvflops.analysis.model_counts",
+    "ModelAnalysis": "fvflops.analysis.model_analysis",
+    "TrainingStepAnalysis": "fvflops.analysis.training_step",
+    "activation_count": "fvflops.analysis.model_counts",
+    "flop_count": "fvflops.analysis.model_counts",
+    "flop_count_str": "fvflops.analysis.text",
+    "flop_count_table": "fvflops.analysis.text",
+    "parameter_count": "fvflops.analysis.model_counts",
+    "parameter_count_table": "fvflops.analysis.text",
+    "record": "fvflops.analysis.recording",
+    "schedule": "fvflops.analysis.schedules",
+    "summarise": "fvflops.analysis.text",
 }
 
 __all__ = [
@@ -44,7 +42,6 @@ __all__ = [
     "ModelAnalysis",
     "TrainingStepAnalysis",
     "activation_count",
-    "compare",
     "flop_count",
     "flop_count_str",
     "flop_count_table",
@@ -59,7 +56,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'fvflops.analysis' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fvflops.analysis.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

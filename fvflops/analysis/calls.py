@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.formulas import FormulaTable
-from fvflops.trace import PHASES
+from fvflops.trace import PHASES, check_phase
 from fvflops.trace.calls import OpCall
-from fvflops.trace.measured import check_phase
 from fvflops.trace.signature import packet_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from fvflops.paths import PACKAGE
+
+_PACKAGE = str(PACKAGE)
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 # The files whose frames are around the model's.
 _OUTERMOST = frozenset(os.path.join(_PACKAGE, "capture", name) for name in ("record.py", "model_threads.py"))

@@ -22,6 +22,7 @@ import torch
 from fvflops.capture.restore import writes_to_arguments, written_arguments
 from fvflops.capture.signature import OpSchema, describe_tensor, tensors_of
 from fvflops.capture.source_lines import SourceLine, find_source_line, source_line_of
+from fvflops.paths import PACKAGE
 from fvflops.trace import Region, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ _SAMPLE = 64
 # torch's own, whatever is put around it.
 _address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = str(PACKAGE) + os.sep
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 _CALLS_OTHERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from fvflops import __version__
 from fvflops.cli.outputs import check_outputs
+from fvflops.paths import PACKAGE
 from fvflops.trace.printable import show
 
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
@@ -349,7 +350,7 @@ def say_error(error: BaseException) -> str:
     text = show(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = str(PACKAGE)
     ours = bool(frames) and frames[-1].filename.startswith(package)
     if text and ours and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
         return text

@@ -13,6 +13,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.analysis.trace_file import load_trace
+from fvflops.paths import PACKAGE
 from fvflops.trace import Trace
 
 _TOLD = 2000  # characters at the end of what a failed process said
@@ -32,7 +33,7 @@ def record_apart(
     `move` says for each entry of this process's `sys.path` where the other looks instead. A process that fails raises
     ValueError, which begins with `text`.
     """
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    home = str(PACKAGE.parent)
     code = f"import sys; sys.path[:1] = [{home!r}]; from fvflops.cli.apart import main; main()"
     with tempfile.TemporaryDirectory(prefix="fvflops-") as place:
         wanted = {

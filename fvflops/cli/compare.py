@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
-from fvflops.analysis import compare
+from fvflops.analysis.comparison import compare
 from fvflops.cli.count import parse_assumptions, run_on, write
 from fvflops.cli.models import load_model
 from fvflops.reports import comparison as report

@@ -17,7 +17,7 @@ def _later(module: str, function: str = "render") -> Any:
     """Return a report's function; its module is imported when it is first called, for a count needs none."""
 
     def call(*args: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(f"fvflops.reports.{module}"), function)(*args, **options)
+        return getattr(importlib.import_module(module), function)(*args, **options)
 
     return call
 
@@ -34,14 +34,14 @@ class Report(Protocol):
 
 
 REPORTS: Mapping[str, Report] = {
-    "table": _later("table"),
-    "fvcore": _later("table"),
-    "tree": _later("tree"),
-    "json": _later("json"),
-    "csv": _later("csv"),
-    "markdown": _later("markdown"),
-    "paper": _later("paper"),
-    "latex": _later("latex"),
+    "table": _later("fvflops.reports.table"),
+    "fvcore": _later("fvflops.reports.table"),
+    "tree": _later("fvflops.reports.tree"),
+    "json": _later("fvflops.reports.json"),
+    "csv": _later("fvflops.reports.csv"),
+    "markdown": _later("fvflops.reports.markdown"),
+    "paper": _later("fvflops.reports.paper"),
+    "latex": _later("fvflops.reports.latex"),
 }
 
 
@@ -56,9 +56,9 @@ class Export(Protocol):
 
 
 EXPORTS: Mapping[str, Export] = {
-    "chrome-trace": _later("chrome_trace"),
-    "speedscope": _later("speedscope"),
-    "flame-graph": _later("flame_graph"),
+    "chrome-trace": _later("fvflops.reports.chrome_trace"),
+    "speedscope": _later("fvflops.reports.speedscope"),
+    "flame-graph": _later("fvflops.reports.flame_graph"),
 }
 
 
@@ -68,7 +68,7 @@ class Page(Protocol):
     def __call__(self, breakdown: Breakdown) -> Iterator[str]: ...
 
 
-PAGES: Mapping[str, Page] = {"html": _later("html")}
+PAGES: Mapping[str, Page] = {"html": _later("fvflops.reports.html")}
 
 
 class Picture(Protocol):
@@ -77,7 +77,10 @@ class Picture(Protocol):
     def __call__(self, breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any: ...
 
 
-PICTURES: Mapping[str, Picture] = {"svg": _later("icicle", "draw"), "png": _later("icicle", "draw")}
+PICTURES: Mapping[str, Picture] = {
+    "svg": _later("fvflops.reports.icicle", "draw"),
+    "png": _later("fvflops.reports.icicle", "draw"),
+}
 
 
 class Graph(Protocol):
@@ -86,6 +89,9 @@ class Graph(Protocol):
     def __call__(self, calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str: ...
 
 
-GRAPHS: Mapping[str, Graph] = {"dot": _later("dot"), "model-explorer": _later("model_explorer")}
+GRAPHS: Mapping[str, Graph] = {
+    "dot": _later("fvflops.reports.dot"),
+    "model-explorer": _later("fvflops.reports.model_explorer"),
+}
 
 __all__ = ["EXPORTS", "GRAPHS", "PAGES", "PICTURES", "REPORTS", "Export", "Graph", "Page", "Picture", "Report"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
+_NOTES_WIDTH = 120
 _VARIATION = "\ufe0f"  # makes a narrow sign an emoji, two cells wide
 
 
@@ -78,3 +81,8 @@ def wrap(sentence: str, width: int) -> list[str]:
             word = word[len(part) :]
         lines[-1] = word
     return [line for line in lines if line]
+
+
+def wrap_notes(notes: Sequence[str]) -> str:
+    """Return the notes below a table, each on lines of its own, the second and later ones of a note indented."""
+    return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from textwrap import wrap
 from typing import NamedTuple
 
 from fvflops.reports import names
+from fvflops.reports.cells import wrap_notes
 from fvflops.reports.columns import draw
 from fvflops.reports.ranking import check_sort, check_top
 from fvflops.reports.statistics import check_view, depth_of
@@ -23,7 +23,6 @@ from fvflops.units import (
 VIEWS = ("module", "operator")
 DEPTH = 2  # levels of modules below the root
 BETWEEN = "(between ops)"  # what Python and PyTorch do from one op to the next
-_WIDTH = 120
 
 
 class Sort(NamedTuple):
@@ -89,12 +88,7 @@ def render(
     head = [_tell_run(measured, whole, phase), *_tell_counting(measured)]
     hidden = f"{format_quantity(len(lines) - len(shown), by)} more{f' below depth {limit}' if in_order else ''}."
     foot = [*([hidden] if len(lines) > len(shown) else []), *_explain(measured, by, phase), *tell_gaps(measured)]
-    return "\n\n".join([write_sentences(head), table, write_sentences(foot)])
-
-
-def write_sentences(sentences: Sequence[str]) -> str:
-    """Return sentences, each on lines of its own."""
-    return "\n".join("\n".join(wrap(sentence, _WIDTH, subsequent_indent="  ")) for sentence in sentences)
+    return "\n\n".join([wrap_notes(head), table, wrap_notes(foot)])
 
 
 def tell_gaps(measured: Measured) -> Iterator[str]:

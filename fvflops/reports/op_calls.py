@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fvflops.reports import names
+from fvflops.reports.cells import wrap_notes
 from fvflops.reports.columns import draw
-from fvflops.reports.measured import write_sentences
 from fvflops.reports.ranking import check_sort, check_top
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
@@ -133,7 +133,7 @@ def _tell(calls: Sequence[OpCall], hidden: int, ignored: Mapping[str, int], tabl
         sentences.append("covered is what is counted in the line of the module around it.")
     if ignored:
         sentences.append(f"Ignored: {_count(ignored)}.")
-    return [write_sentences(sentences)] if sentences else []
+    return [wrap_notes(sentences)] if sentences else []
 
 
 def _count(calls: Mapping[str, int]) -> str:

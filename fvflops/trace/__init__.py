@@ -5,7 +5,7 @@ from fvflops.trace.modules import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.summary import Summary
-from fvflops.trace.trace import PHASES, Event, Region, StopsAt, Storage, Trace, TraceError
+from fvflops.trace.trace import PHASES, Event, Region, StopsAt, Storage, Trace, TraceError, check_phase
 
 __all__ = [
     "PHASES",
@@ -27,5 +27,6 @@ __all__ = [
     "Trace",
     "TraceError",
     "Value",
+    "check_phase",
     "tensors_in",
 ]

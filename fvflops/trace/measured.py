@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.trace.modules import ModuleTree
-from fvflops.trace.trace import PHASES, TraceError
+from fvflops.trace.trace import PHASES, check_phase
 
 # What takes so many times its share of the FLOPs, and so much more of the whole time, stands out; and the other way.
 FACTOR = 2
@@ -142,29 +142,6 @@ class Measured:
 
     def _choose(self, phase: str | None) -> tuple[str, ...]:
         return self.phases if phase is None else (check_phase(phase, self.phases),)
-
-
-def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
-    """Return a phase that was recorded; one that was not raises TraceError, one that does not exist ValueError.
-
-    >>> check_phase("backward", ("forward",))
-    Traceback (most recent call last):
-    fvflops.trace.trace.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; recorded \
-was forward
-    """
-    if phase in recorded:
-        return phase
-    if phase not in PHASES:
-        raise ValueError(f"there is no phase {phase!r}: phases are {', '.join(PHASES)}")
-    raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
-
-
-_NOT_RUN = {
-    "forward": "no forward pass was run, so there is nothing to tell of it",
-    "recompute": "nothing was run again in a backward pass, so there is nothing to tell of that",
-    "backward": "no backward pass was run, so there is nothing to tell of it: give a loss",
-    "optimizer": "no optimizer made a step, so there is nothing to tell of it: record a loop with fvflops.record",
-}
 
 
 def stands_out(line: Line, whole: Line) -> str:

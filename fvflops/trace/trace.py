@@ -351,3 +351,26 @@ def _values(record: list[Any]) -> tuple[Value, ...]:
     if not isinstance(value, tuple):
         raise ValueError(f"a signature holds {record} where a list belongs")
     return value
+
+
+def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
+    """Return a phase that was recorded; one that was not raises TraceError, one that does not exist ValueError.
+
+    >>> check_phase("backward", ("forward",))
+    Traceback (most recent call last):
+    fvflops.trace.trace.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; recorded \
+was forward
+    """
+    if phase in recorded:
+        return phase
+    if phase not in PHASES:
+        raise ValueError(f"there is no phase {phase!r}: phases are {', '.join(PHASES)}")
+    raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
+
+
+_NOT_RUN = {
+    "forward": "no forward pass was run, so there is nothing to tell of it",
+    "recompute": "nothing was run again in a backward pass, so there is nothing to tell of that",
+    "backward": "no backward pass was run, so there is nothing to tell of it: give a loss",
+    "optimizer": "no optimizer made a step, so there is nothing to tell of it: record a loop with fvflops.record",
+}
