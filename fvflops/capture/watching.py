@@ -20,7 +20,7 @@ from fvflops.capture.interrupts import deferred
 from fvflops.capture.model_threads import model_threads
 from fvflops.capture.optimizers import optimizer_phase
 from fvflops.capture.passes import backward_passes
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, wrapped
 from fvflops.capture.reading import Reading
 from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
@@ -52,18 +52,21 @@ def watch(
         with grad_mode(), mode.for_thread():
             yield
 
-    with ExitStack() as stack:
-        stack.enter_context(module_scopes(recorder, reading))
-        stack.enter_context(function_regions(recorder))
-        stack.enter_context(open_control_flow(recorder, mode))
-        stack.enter_context(data_exports(recorder))
-        stack.enter_context(model_threads(recorder, enter_thread))
-        stack.enter_context(triton_launches(recorder, mode))
-        if training:
-            stack.enter_context(backward_passes(recorder))
-            stack.enter_context(recompute_phase(recorder))
-            stack.enter_context(optimizer_phase(recorder, prepare))
-        stack.enter_context(mode_is_on(mode))
+    wrappings = [
+        *function_regions(recorder),
+        *open_control_flow(recorder, mode),
+        *data_exports(recorder),
+        *model_threads(recorder, enter_thread),
+        *triton_launches(recorder, mode),
+    ]
+    if training:
+        wrappings += [*backward_passes(recorder), *recompute_phase(recorder)]
+    with (
+        module_scopes(recorder, reading),
+        wrapped(wrappings),
+        optimizer_phase(recorder, prepare) if training else nullcontext(),
+        mode_is_on(mode),
+    ):
         yield
 
 
