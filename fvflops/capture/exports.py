@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.patch import Patch, wrapped
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
 
@@ -23,8 +22,11 @@ EXPORTS = {
 }
 
 
-def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> AbstractContextManager[None]:
-    """Save what existed before a run and leaves torch, by `numpy`, DLPack or its address, as long as this lasts."""
+def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapping]:
+    """Return what is to be wrapped so that what existed before a run is saved when it leaves torch.
+
+    That is by `numpy`, DLPack or its address.
+    """
 
     thread = get_ident()
 
@@ -36,4 +38,4 @@ def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> AbstractContex
 
         return export
 
-    return wrapped((EXPORTS[name], partial(around, largest)) for name, largest in _LARGEST.items())
+    return [(EXPORTS[name], partial(around, largest)) for name, largest in _LARGEST.items()]

@@ -18,10 +18,6 @@ _LOCK = threading.RLock()
 _WRAPPED: dict[int, Patch] = {}
 
 
-def _as_it_is(function: Function) -> Any:
-    return function
-
-
 class Patch:
     """One attribute of a class or a module that calls go through; as long as nobody watches, it is torch's own.
 
@@ -38,7 +34,7 @@ class Patch:
     'open'
     """
 
-    def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] = _as_it_is) -> None:
+    def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] | None = None) -> None:
         self._owner = owner
         self._name = name
         self._as_attribute = as_attribute
@@ -59,22 +55,26 @@ class Patch:
         self._put()
 
     def _drop(self, wrap: Wrap) -> None:
-        if wrap in self._wraps:  # a forked child has dropped it
-            self._wraps.remove(wrap)
+        if wrap not in self._wraps:  # a forked child has dropped it
+            return
+        self._wraps.remove(wrap)
+        if self._wraps:
             self._put()
+        else:
+            self._put_back()
 
     def leave(self) -> None:
         """Let nobody watch any more."""
         self._wraps.clear()
-        self._put()
+        self._put_back()
 
     def _put(self) -> None:
-        if self._wraps:
-            call = self._original
-            for wrap in self._wraps:
-                call = wrap(call)
-            setattr(self._owner, self._name, self._as_attribute(call))
-            return
+        call = self._original
+        for wrap in self._wraps:
+            call = wrap(call)
+        setattr(self._owner, self._name, call if self._as_attribute is None else self._as_attribute(call))
+
+    def _put_back(self) -> None:
         if self._own is not None:
             setattr(self._owner, self._name, self._own)
         elif self._name in vars(self._owner):

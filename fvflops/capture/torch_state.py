@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import _GeneratorContextManager, contextmanager
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
 from types import CodeType, TracebackType
 from typing import Any
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _python_dispatch as dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from fvflops.capture.forks import undone_in_child
 from fvflops.capture.interrupts import allowed
@@ -145,6 +150,12 @@ _ENDS: dict[CodeType, Callable[[Any], None]] = {
     torch.inference_mode.__enter__.__code__: _end_inference_mode,
     torch.inference_mode.__exit__.__code__: _end_inference_mode,
 }
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Return a context in which no dispatch mode is on: torch's own, which takes 6 µs, where one is on now."""
+    is_any_on = torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()
+    return _disable_current_modes() if is_any_on else nullcontext()
 
 
 @contextmanager
