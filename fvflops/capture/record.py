@@ -495,16 +495,19 @@ class _Run:
     def _restored(self) -> Iterator[UndoLog]:
         snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
         undo_log = UndoLog()
-        with ExitStack() as stack:
-            # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
-            stack.callback(torch.clear_autocast_cache)
-            stack.callback(snapshot.restore)
-            stack.enter_context(undone_in_child(snapshot.restore))
-            if self._loss is not None:
-                # The snapshot knows the model's own; a function, or a module, may use others too.
-                stack.enter_context(gradients_restored())
-            stack.callback(undo_log.undo)
-            yield undo_log
+        try:
+            # The snapshot knows the model's own gradients; a function, or a module, may use others too.
+            with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
+                try:
+                    yield undo_log
+                finally:
+                    undo_log.undo()
+        finally:
+            try:
+                snapshot.restore()
+            finally:
+                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+                torch.clear_autocast_cache()
 
     def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
         return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
