@@ -140,7 +140,7 @@ class Snapshot:
 
     def __init__(self, reading: Reading, inputs: Any, code: Iterable[Any] = (), *, program: bool = False) -> None:
         self._reading = reading
-        seen = set(map(id, reading.names))
+        seen = set(map(id, reading.modules))
         self._held = Containers(seen)
         self._around = Surroundings(seen, whole=not program)
         with without_modes():
@@ -152,8 +152,8 @@ class Snapshot:
             attributes = list(map(_attributes, tensors))
             filled = list(filter(None, attributes))
             self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
-            self._held.watch(sharding_state(reading.names), objects=False)
-            classes = [kind for kind in set(map(type, reading.names)) if not is_library(kind.__module__)]
+            self._held.watch(sharding_state(reading.modules), objects=False)
+            classes = [kind for kind in set(map(type, reading.modules)) if not is_library(kind.__module__)]
             self._held.watch([inputs, *reading.others, *filled, *filter(None, self._hooks)], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)
             self._settings = list(watch_settings())

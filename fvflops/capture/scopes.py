@@ -47,7 +47,7 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
+    compiled = [(module, call) for module in reading.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
     # What `module.compile()` does is put off until the context ends: it would take hold of the method as it is now.
     waiting: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
@@ -82,9 +82,9 @@ def _around(
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
-    fused = {id(module) for module in reading.names if isinstance(module, _FUSED)}
+    fused = {id(module) for module in reading.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(map(id, reading.names), map(recorder.region, reading.regions), strict=True))
+    regions = dict(zip(map(id, reading.modules), map(recorder.region, reading.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]
