@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
 import torch
 
 from fvflops.capture.passes import ENGINE_RUNS
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 
 # Grad mode is switched on by nothing but this, also by torch.enable_grad, as a context and as a decorator.
@@ -36,15 +35,14 @@ class AutogradUse:
         self._recorder = recorder
         self.seen = ""
 
-    @contextmanager
-    def detected(self) -> Iterator[None]:
-        """Detect for as long as the context lasts; where the model switches grad mode on, raise AutogradUsed."""
-        with ExitStack() as stack:
-            stack.enter_context(_SWITCHES.wrapped(self._around_switch))
-            stack.enter_context(_REQUESTS.wrapped(self._around_request))
-            stack.enter_context(_FLAGS.wrapped(self._around_flag))
-            stack.enter_context(ENGINE_RUNS.wrapped(self._around_engine))
-            yield
+    def wrappings(self) -> list[Wrapping]:
+        """Return what is to be wrapped to detect it; where the model switches grad mode on, AutogradUsed is raised."""
+        return [
+            (_SWITCHES, self._around_switch),
+            (_REQUESTS, self._around_request),
+            (_FLAGS, self._around_flag),
+            (ENGINE_RUNS, self._around_engine),
+        ]
 
     def _note(self, what: str) -> bool:
         """Return whether a call that switches autograd on is the model's, in this thread, and note the first such."""

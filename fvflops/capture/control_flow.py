@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.interrupts import deferred
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.signature import OpSchema
 from fvflops.capture.triton_launches import launch_kernel
@@ -67,20 +66,18 @@ class Flow:
             return bool(value)
 
 
-@contextmanager
-def open_control_flow(recorder: Recorder, mode: Mode) -> Iterator[None]:
-    """Run branches and bodies in Python, in this thread, for as long as the context lasts.
+def open_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
+    """Return what is to be wrapped so that branches and bodies run in Python, in this thread.
 
     torch runs them below the dispatch modes, where nothing sees them, and differentiates them through a graph that it
     traces. In Python each op is recorded, once for each time that it runs, and autograd goes back through it as through
     any other; that torch's own backward runs a branch or a body forward again is not counted. An op at which the
     recorder stops is left to torch, except that a kernel in Triton has its own name in any case.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_CALLS.wrapped(partial(_run_inside, recorder, mode)))
-        if _COMPILED is not None:
-            stack.enter_context(_COMPILED.wrapped(partial(_run_uncompiled, recorder)))
-        yield
+    wrappings: list[Wrapping] = [(_CALLS, partial(_run_inside, recorder, mode))]
+    if _COMPILED is not None:
+        wrappings.append((_COMPILED, partial(_run_uncompiled, recorder)))
+    return wrappings
 
 
 def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:

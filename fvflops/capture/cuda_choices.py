@@ -8,7 +8,7 @@ was seen to choose on an H100.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.metadata import is_here
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, wrapped
 from fvflops.capture.shape_dispatch import ShapeMode
 from fvflops.capture.shape_tensor import ShapeTensor
 
@@ -28,18 +28,14 @@ _ON_CUDNN = (torch.float16, torch.float32, torch.float64)
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
-@contextmanager
-def cuda_choices(device: torch.device) -> Iterator[None]:
+def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
     """Call CUDA's kernels, for as long as the context lasts, where torch would choose them for shape tensors on CUDA.
 
     On a machine that has such a device torch chooses, but for recurrent layers: what it does for those looks at where
     weights lie in memory, and keeps a random state of its own for good.
     """
-    with ExitStack() as stack:
-        for patches in (_RECURRENT,) if is_here(device) else (_RECURRENT, _OTHERS):
-            for patch, choice in patches:
-                stack.enter_context(patch.wrapped(partial(_before, choice)))
-        yield
+    patches = _RECURRENT if is_here(device) else (*_RECURRENT, *_OTHERS)
+    return wrapped((patch, partial(_before, choice)) for patch, choice in patches)
 
 
 def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch.utils import dlpack
 
 from fvflops.capture.exports import EXPORTS
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 
 _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
@@ -20,20 +19,15 @@ _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
 _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
 
 
-@contextmanager
-def data_exports(recorder: Recorder) -> Iterator[None]:
-    """Let a recorder's evidence of unseen work know when data leaves torch, for as long as the context lasts."""
+def data_exports(recorder: Recorder) -> list[Wrapping]:
+    """Return what is to be wrapped so that a recorder's evidence of unseen work knows when data leaves torch."""
     if recorder.unseen is None:
-        yield
-        return
-    with ExitStack() as stack:
-        for name, patch in EXPORTS.items():
-            stack.enter_context(patch.wrapped(partial(_around_export, recorder, floats=name == "tolist")))
-        for patch in _FUNCTIONS:
-            stack.enter_context(patch.wrapped(partial(_around_export, recorder)))
-        for patch in _IMPORTS:
-            stack.enter_context(patch.wrapped(partial(_around_import, recorder)))
-        yield
+        return []
+    return [
+        *((patch, partial(_around_export, recorder, floats=name == "tolist")) for name, patch in EXPORTS.items()),
+        *((patch, partial(_around_export, recorder)) for patch in _FUNCTIONS),
+        *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
+    ]
 
 
 def _around_export(recorder: Recorder, original: Callable[..., Any], *, floats: bool = False) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops.capture.by_identity import ByIdentity
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, wrapped
 
 _FORWARDS = Patch(DistributedDataParallel, "_pre_forward")
 
@@ -41,9 +41,7 @@ def reducers_kept() -> Iterator[None]:
         return lambda reducer: False if get_ident() == thread else original(reducer)
 
     complete = False
-    with ExitStack() as stack:
-        stack.enter_context(_FORWARDS.wrapped(around_forward))
-        stack.enter_context(_rebuilds().wrapped(around_rebuild))
+    with wrapped([(_FORWARDS, around_forward), (_rebuilds(), around_rebuild)]):
         try:
             yield
             complete = True

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.restore import UndoLog
 from fvflops.capture.shape_tensor import ShapeTensor
 
@@ -23,9 +22,11 @@ EXPORTS = {
 }
 
 
-@contextmanager
-def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> Iterator[None]:
-    """Save what existed before a run and leaves torch, by `numpy`, DLPack or its address, as long as this lasts."""
+def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapping]:
+    """Return what is to be wrapped so that what existed before a run is saved when it leaves torch.
+
+    That is by `numpy`, DLPack or its address.
+    """
 
     thread = get_ident()
 
@@ -37,7 +38,4 @@ def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> Iterator[None]
 
         return export
 
-    with ExitStack() as stack:
-        for name, largest in _LARGEST.items():
-            stack.enter_context(EXPORTS[name].wrapped(partial(around, largest)))
-        yield
+    return [(EXPORTS[name], partial(around, largest)) for name, largest in _LARGEST.items()]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch.autograd import function as autograd_function
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 from fvflops.trace import Region
 
@@ -18,11 +17,9 @@ from fvflops.trace import Region
 _APPLY = Patch(autograd_function._SingleLevelFunction, "apply", classmethod)
 
 
-@contextmanager
-def function_regions(recorder: Recorder) -> Iterator[None]:
-    """Record each `Function.apply` that a recorder is to see as a region, for as long as the context lasts."""
-    with _APPLY.wrapped(partial(_around, recorder)):
-        yield
+def function_regions(recorder: Recorder) -> list[Wrapping]:
+    """Return what is to be wrapped so that each `Function.apply` which a recorder is to see is a region."""
+    return [(_APPLY, partial(_around, recorder))]
 
 
 def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 
 Enter = Callable[[], AbstractContextManager[Any]]
@@ -25,17 +25,15 @@ _POOLS = (
 _WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 
 
-@contextmanager
-def model_threads(recorder: Recorder, enter: Enter) -> Iterator[None]:
-    """Record what is started in other threads for as long as the context lasts.
+def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapping]:
+    """Return what is to be wrapped so that what is started in other threads is recorded.
 
     `enter` makes the context in which such a thread runs: dispatch and grad modes are each thread's own.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_START.wrapped(partial(_around_start, recorder, enter)))
-        for patch in _POOLS:
-            stack.enter_context(patch.wrapped(partial(_around_submit, recorder, enter)))
-        yield
+    return [
+        (_START, partial(_around_start, recorder, enter)),
+        *((patch, partial(_around_submit, recorder, enter)) for patch in _POOLS),
+    ]
 
 
 def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.restore import leaves_of, restore_all
 
@@ -17,9 +17,8 @@ from fvflops.capture.restore import leaves_of, restore_all
 ENGINE_RUNS = Patch(torch.autograd, "_engine_run_backward")
 
 
-@contextmanager
-def backward_passes(recorder: Recorder) -> Iterator[None]:
-    """Tell a recorder of each backward pass for as long as the context lasts."""
+def backward_passes(recorder: Recorder) -> list[Wrapping]:
+    """Return what is to be wrapped so that a recorder knows each backward pass."""
 
     def around(original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -35,8 +34,7 @@ def backward_passes(recorder: Recorder) -> Iterator[None]:
 
         return run
 
-    with ENGINE_RUNS.wrapped(around):
-        yield
+    return [(ENGINE_RUNS, around)]
 
 
 @contextmanager
@@ -54,8 +52,7 @@ def gradients_restored() -> Iterator[None]:
 
         return run
 
-    with ExitStack() as stack:
-        stack.enter_context(ENGINE_RUNS.wrapped(around))
+    with ENGINE_RUNS.wrapped(around):
         try:
             yield
         finally:

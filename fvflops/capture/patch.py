@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from fvflops.capture.forks import at_fork
@@ -16,10 +16,6 @@ Wrap = Callable[[Function], Function]
 _LOCK = threading.RLock()
 # The patches that are wrapped just now.
 _WRAPPED: dict[int, Patch] = {}
-
-
-def _as_it_is(function: Function) -> Any:
-    return function
 
 
 class Patch:
@@ -38,7 +34,7 @@ class Patch:
     'open'
     """
 
-    def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] = _as_it_is) -> None:
+    def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] | None = None) -> None:
         self._owner = owner
         self._name = name
         self._as_attribute = as_attribute
@@ -46,42 +42,39 @@ class Patch:
         self._own: Any = None
         self._original: Function = self._inherited
 
-    @contextmanager
-    def wrapped(self, wrap: Wrap) -> Iterator[None]:
+    def wrapped(self, wrap: Wrap) -> AbstractContextManager[None]:
         """Wrap the function for as long as the context lasts; `wrap` makes a function of the one to be called."""
-        try:
-            self._add(wrap)
-            yield
-        finally:
-            self._drop(wrap)
+        return wrapped([(self, wrap)])
 
     def _add(self, wrap: Wrap) -> None:
-        with deferred(), _LOCK:
-            if not self._wraps:
-                self._own = vars(self._owner).get(self._name)
-                self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
-                _WRAPPED[id(self)] = self
-            self._wraps.append(wrap)
-            self._put()
+        if not self._wraps:
+            self._own = vars(self._owner).get(self._name)
+            self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
+            _WRAPPED[id(self)] = self
+        self._wraps.append(wrap)
+        self._put()
 
     def _drop(self, wrap: Wrap) -> None:
-        with deferred(), _LOCK:
-            if wrap in self._wraps:  # a forked child has dropped it
-                self._wraps.remove(wrap)
-                self._put()
+        if wrap not in self._wraps:  # a forked child has dropped it
+            return
+        self._wraps.remove(wrap)
+        if self._wraps:
+            self._put()
+        else:
+            self._put_back()
 
     def leave(self) -> None:
         """Let nobody watch any more."""
         self._wraps.clear()
-        self._put()
+        self._put_back()
 
     def _put(self) -> None:
-        if self._wraps:
-            call = self._original
-            for wrap in self._wraps:
-                call = wrap(call)
-            setattr(self._owner, self._name, self._as_attribute(call))
-            return
+        call = self._original
+        for wrap in self._wraps:
+            call = wrap(call)
+        setattr(self._owner, self._name, call if self._as_attribute is None else self._as_attribute(call))
+
+    def _put_back(self) -> None:
         if self._own is not None:
             setattr(self._owner, self._name, self._own)
         elif self._name in vars(self._owner):
@@ -90,6 +83,25 @@ class Patch:
 
     def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)
+
+
+# A function, and what makes of the one to be called the one that is called in its place.
+Wrapping = tuple[Patch, Wrap]
+
+
+@contextmanager
+def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
+    """Wrap functions for as long as the context lasts, all in one step and back in another: a run wraps some 30."""
+    wrappings = list(wrappings)
+    try:
+        with deferred(), _LOCK:
+            for patch, wrap in wrappings:
+                patch._add(wrap)
+        yield
+    finally:
+        with deferred(), _LOCK:
+            for patch, wrap in reversed(wrappings):
+                patch._drop(wrap)
 
 
 def _leave_all() -> None:

@@ -31,7 +31,8 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 class Reading:
     """A model as it stands before a run: its modules, what they hold, and its module tree.
 
-    `owner` is None for a plain function. `names` gives each module the first of its paths. `mappings` are the
+    `owner` is None for a plain function. `modules` are its modules, each once, and `names` gives each the first of its
+    paths. `mappings` are the
     modules' attributes, parameters, buffers and children; `sizes`, `keys` and `values` say what was in them, one after
     the other. `empty` are those of their mappings and sets that are empty, `others` values that are neither and no
     numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied one under its first
@@ -45,6 +46,7 @@ class Reading:
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
         layout, found = _find(self.owner)
+        self.modules = found.modules
         self.names: Mapping[nn.Module, str] = ByIdentity(zip(found.modules, layout.paths, strict=True))
         self.mappings, self.keys, self.values = found.mappings, found.keys, found.values
         self.sizes = layout.sizes

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import BEFORE, Recorder
 
 _HOOK: Any = checkpoint._recomputation_hook
@@ -21,9 +19,8 @@ _LEAVE_HOOK = Patch(_HOOK, "__exit__")
 _GO_BACK = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
 
 
-@contextmanager
-def recompute_phase(recorder: Recorder) -> Iterator[None]:
-    """Tell a recorder of each forward that activation checkpointing runs again, for as long as the context lasts.
+def recompute_phase(recorder: Recorder) -> list[Wrapping]:
+    """Return what is to be wrapped so that a recorder knows each forward which activation checkpointing runs again.
 
     What runs again belongs to the stack under which `checkpoint` was called. Without reentrancy it runs while a saved
     tensor is unpacked, so the hook for that is watched; with it, inside the backward of CheckpointFunction: its own ops
@@ -80,10 +77,10 @@ def recompute_phase(recorder: Recorder) -> Iterator[None]:
 
         return backward
 
-    with ExitStack() as stack:
-        stack.enter_context(_MAKE_FRAME.wrapped(make_frame))
-        stack.enter_context(_MAKE_HOOK.wrapped(make_hook))
-        stack.enter_context(_ENTER_HOOK.wrapped(enter_hook))
-        stack.enter_context(_LEAVE_HOOK.wrapped(leave_hook))
-        stack.enter_context(_GO_BACK.wrapped(go_back))
-        yield
+    return [
+        (_MAKE_FRAME, make_frame),
+        (_MAKE_HOOK, make_hook),
+        (_ENTER_HOOK, enter_hook),
+        (_LEAVE_HOOK, leave_hook),
+        (_GO_BACK, go_back),
+    ]

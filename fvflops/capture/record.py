@@ -32,6 +32,7 @@ from fvflops.capture.metadata import Metadata, is_here, metadata_of, metadata_of
 from fvflops.capture.meter import Meter
 from fvflops.capture.model import describe_inputs, unwrap_compiled
 from fvflops.capture.passes import gradients_restored
+from fvflops.capture.patch import Wrapping
 from fvflops.capture.plain_sizes import plain_sizes
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
@@ -364,11 +365,11 @@ class _Run:
             with (
                 fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
                 self._grad_mode(),
-                self.autograd.detected() if self._detect else nullcontext(),
                 watch(
                     self._recorder,
                     self._reading,
                     RecordingMode(self._recorder, undo_log),
+                    self._wrappings(undo_log),
                     training=self._loss is not None,
                     grad_mode=self._grad_mode,
                 ),
@@ -393,10 +394,9 @@ class _Run:
             try:
                 with (
                     self._grad_mode(),
-                    self.autograd.detected() if self._detect else nullcontext(),
                     reducers_kept() if self._vocabulary == "core" else nullcontext(),
                     watch(
-                        *(self._recorder, self._reading, mode),
+                        *(self._recorder, self._reading, mode, self._wrappings(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                     ),
@@ -495,17 +495,22 @@ class _Run:
     def _restored(self) -> Iterator[UndoLog]:
         snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
         undo_log = UndoLog()
-        with ExitStack() as stack:
-            # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
-            stack.callback(torch.clear_autocast_cache)
-            stack.callback(snapshot.restore)
-            stack.enter_context(undone_in_child(snapshot.restore))
-            if self._loss is not None:
-                # The snapshot knows the model's own; a function, or a module, may use others too.
-                stack.enter_context(gradients_restored())
-            stack.callback(undo_log.undo)
-            stack.enter_context(saved_exports(undo_log, self._recorder.fresh))
-            yield undo_log
+        try:
+            # The snapshot knows the model's own gradients; a function, or a module, may use others too.
+            with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
+                try:
+                    yield undo_log
+                finally:
+                    undo_log.undo()
+        finally:
+            try:
+                snapshot.restore()
+            finally:
+                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+                torch.clear_autocast_cache()
+
+    def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
+        return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
 
 
 def shape_run_is_on() -> bool:

@@ -62,9 +62,10 @@ class Recorder(Strand):
     inside a backward pass. `events` and `storages` are the rows of what the Trace will hold under these names, and
     `describe` makes the spec of a tensor. `failure` is the first thing that the run could not do: the op's name, the
     module's, and the error. `weigh` says what a call counts for where two things that might be done are compared.
-    `unseen` collects the evidence of work that no dispatch mode sees. `homes` gives the modules of the model's
-    parameters and buffers, by the tensors' ids. With a `limit`, of more events
-    than that only their numbers are kept, not their order. With `lines` each op has the line of source that called it.
+    `unseen` collects the evidence of work that no dispatch mode sees, and `has_threads` says that other threads than
+    the first were recorded. `homes` gives the modules of the model's parameters and buffers, by the tensors' ids. With
+    a `limit`, of more events than that only their numbers are kept, not their order. With `lines` each op has the line
+    of source that called it.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Recorder(Strand):
         self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._strands: dict[int, Strand] = {}
+        self.has_threads = False
         self._adopted: set[int] = set()
         self._pauses = 0
         self._kept: list[tuple[Any, ...]] | None = None  # what was taken down, while nothing more is
@@ -142,6 +144,7 @@ class Recorder(Strand):
         strand = self._strands.get(thread)
         if strand is None:
             strand = self._strands[thread] = Strand(len(self._strands) + 1)
+            self.has_threads = True
         return strand
 
     def own_graph(self, results: Any, arguments: Any) -> None:
@@ -161,11 +164,6 @@ class Recorder(Strand):
         finally:
             self._adopted.discard(thread)
             strand.stack = outer
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether other threads than the first were recorded."""
-        return bool(self._strands)
 
     @property
     def paused(self) -> bool:

@@ -9,7 +9,6 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.containers import Containers, Surroundings
 from fvflops.capture.fully_sharded import sharding_state
@@ -19,6 +18,7 @@ from fvflops.capture.reading import Reading
 from fvflops.capture.settings import Undo, watch_settings
 from fvflops.capture.signature import OpSchema, tensors_of
 from fvflops.capture.tensor_state import note_tensor, place_of, restore_all, restore_gradient, restore_tensor
+from fvflops.capture.torch_state import without_modes
 
 # Ops whose schema says that they write nothing, though in training they update their running statistics.
 _WRITES_UNSAID: Mapping[str, tuple[str, str, str]] = {
@@ -85,17 +85,19 @@ class UndoLog:
             return
         key = id(storage)  # torch keeps the object as long as the storage lives
         if key not in fresh and key not in self._saved and (largest is None or storage.nbytes() <= largest):
-            with deferred(), _disable_current_modes():  # copying a storage is ops too
+            with deferred(), without_modes():  # copying a storage is ops too
                 self._saved[key] = (storage, storage.clone())
 
     def _save_copy(self, tensor: torch.Tensor) -> None:
         if id(tensor) not in self._copies and not tensor.is_nested:
-            with _disable_current_modes():
+            with without_modes():
                 self._copies[id(tensor)] = (tensor, tensor.detach().clone())
 
     def undo(self) -> None:
         """Put the saved contents back."""
-        with _disable_current_modes():
+        if not (self._saved or self._copies):
+            return
+        with without_modes():
             for storage, contents in self._saved.values():
                 if storage.nbytes() != contents.nbytes():
                     storage.resize_(contents.nbytes())
@@ -138,10 +140,10 @@ class Snapshot:
 
     def __init__(self, reading: Reading, inputs: Any, code: Iterable[Any] = (), *, program: bool = False) -> None:
         self._reading = reading
-        seen = set(map(id, reading.names))
+        seen = set(map(id, reading.modules))
         self._held = Containers(seen)
         self._around = Surroundings(seen, whole=not program)
-        with _disable_current_modes():
+        with without_modes():
             tensors = reading.tensors
             self._grads = _grads_of(tensors)
             self._hooks = list(map(_hooks, tensors))
@@ -150,8 +152,8 @@ class Snapshot:
             attributes = list(map(_attributes, tensors))
             filled = list(filter(None, attributes))
             self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
-            self._held.watch(sharding_state(reading.names), objects=False)
-            classes = [kind for kind in set(map(type, reading.names)) if not is_library(kind.__module__)]
+            self._held.watch(sharding_state(reading.modules), objects=False)
+            classes = [kind for kind in set(map(type, reading.modules)) if not is_library(kind.__module__)]
             self._held.watch([inputs, *reading.others, *filled, *filter(None, self._hooks)], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)
             self._settings = list(watch_settings())

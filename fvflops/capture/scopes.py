@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from fvflops.capture.forks import undone_in_child
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, wrapped
 from fvflops.capture.reading import Reading
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.torch_state import function_mode_goes
@@ -47,41 +47,30 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
     much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
     """
-    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
+    compiled = [(module, call) for module in reading.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
+    # What `module.compile()` does is put off until the context ends: it would take hold of the method as it is now.
+    waiting: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+
+    def put_off(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda module, *args, **kwargs: waiting.append((module, args, kwargs))
 
     def compile_again() -> None:
         for module, call in compiled:
             module._compiled_call_impl = call
 
-    with (
-        _compiled_afterwards(),
-        function_mode_goes(unfused),
-        CALLS.wrapped(partial(_around, recorder, reading, unfused)),
-        undone_in_child(compile_again),
-    ):
-        try:
-            for module, _ in compiled:
-                module._compiled_call_impl = None  # it holds the method as it was
-            yield
-        finally:
-            compile_again()
-
-
-@contextmanager
-def _compiled_afterwards() -> Iterator[None]:
-    """Put off what `module.compile()` does until the context ends: it would take hold of the method as it is now."""
-    waiting: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            waiting.append((module, args, kwargs))
-
-        return compile_
-
     try:
-        with _COMPILES.wrapped(around):
-            yield
+        with (
+            wrapped([(CALLS, partial(_around, recorder, reading, unfused)), (_COMPILES, put_off)]),
+            function_mode_goes(unfused),
+            undone_in_child(compile_again),
+        ):
+            try:
+                for module, _ in compiled:
+                    module._compiled_call_impl = None  # it holds the method as it was
+                yield
+            finally:
+                compile_again()
     finally:
         for module, args, kwargs in waiting:
             module.compile(*args, **kwargs)
@@ -93,9 +82,9 @@ def _around(
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
-    fused = {id(module) for module in reading.names if isinstance(module, _FUSED)}
+    fused = {id(module) for module in reading.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(map(id, reading.names), map(recorder.region, reading.regions), strict=True))
+    regions = dict(zip(map(id, reading.modules), map(recorder.region, reading.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]

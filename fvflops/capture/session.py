@@ -146,7 +146,6 @@ class Session:
         stack.callback(snapshot.restore)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
-        stack.enter_context(saved_exports(undo_log, recorder.fresh))
         stack.enter_context(gradients_restored())
         stack.enter_context(reducers_kept())
         mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
@@ -159,7 +158,9 @@ class Session:
         states = OptimizerStates(mode, self._stand_ins)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))
-        stack.enter_context(watch(recorder, reading, mode, prepare=states.prepare))
+        stack.enter_context(
+            watch(recorder, reading, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
+        )
         if not is_here(device):
             elsewhere = OnThisMachine(device)
             stack.enter_context(function_mode_goes(elsewhere))

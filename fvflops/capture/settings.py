@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
+from ctypes import string_at
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,23 +19,25 @@ _Set = Callable[[Any], Any]
 _ABSENT = object()
 _PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
+# The memory of NumPy's Mersenne Twister: 624 words and a position.
+_TWISTER_BYTES = 625 * 4
 
 
 def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+    return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
 def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
     return (
-        lambda: torch._C._get_fp32_precision_getter(backend, op),
-        lambda value: torch._C._set_fp32_precision_setter(backend, op, value),
+        partial(torch._C._get_fp32_precision_getter, backend, op),
+        partial(torch._C._set_fp32_precision_setter, backend, op),
     )
 
 
 def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
     return (
-        (lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)),
-        (lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)),
+        (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)),
+        (partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)),
     )
 
 
@@ -84,7 +88,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
 
 def watch_settings() -> Iterator[Undo]:
     """Yield what puts back the random generators and the settings."""
-    yield _settings(_SETTINGS)
+    yield _watch_all(_SETTINGS)
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     yield lambda: random.setstate(python_state)
     yield lambda: torch.set_rng_state(torch_state)
@@ -93,20 +97,49 @@ def watch_settings() -> Iterator[Undo]:
         yield lambda: torch.cuda.set_rng_state_all(cuda_states)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
-        numpy_state, numpy_errors = numpy.random.get_state(), numpy.geterr()
-        yield lambda: numpy.random.set_state(numpy_state)
+        yield _watch_numpy(numpy.random)
+        numpy_errors = numpy.geterr()
         yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
 
 
-def _settings(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
-    before = [_read(get) for get, _ in settings]
+def _watch_numpy(numpy_random: Any) -> Undo:
+    """Return what puts back NumPy's global generator, which takes 50 µs, where its memory has changed.
+
+    A normal number that is kept for the next call is not in that memory: where there is one, the state is always set.
+    """
+    state = numpy_random.get_state()
+    get_generator = getattr(numpy_random, "get_bit_generator", None)  # since NumPy 1.24
+    if get_generator is None or type(state) is not tuple or state[3]:
+        return partial(numpy_random.set_state, state)
+    generator = get_generator()
+    address = generator.ctypes.state_address
+    before = string_at(address, _TWISTER_BYTES)
 
     def undo() -> None:
+        if get_generator() is not generator or string_at(address, _TWISTER_BYTES) != before:
+            numpy_random.set_state(state)
+
+    return undo
+
+
+def _watch_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
+    before = _read_all(settings)
+
+    def undo() -> None:
+        if _read_all(settings) == before:  # as nearly always
+            return
         for (get, put), value in zip(settings, before, strict=True):
             if value is not _ABSENT and _read(get) != value:
                 put(value)
 
     return undo
+
+
+def _read_all(settings: tuple[tuple[_Get, _Set], ...]) -> list[Any]:
+    try:
+        return [get() for get, _ in settings]
+    except (RuntimeError, AttributeError):
+        return [_read(get) for get, _ in settings]
 
 
 def _read(get: _Get) -> Any:

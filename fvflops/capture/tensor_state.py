@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.capture.torch_state import without_modes
 
 # A tensor, an alias of its elements, whether it required a gradient, and its gradient.
 TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
@@ -55,7 +56,7 @@ def is_leaf(tensor: torch.Tensor) -> bool | None:
 def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
     """Call each function with each of its states; what one raises, whatever it is, keeps no other from being called."""
     problems: list[BaseException] = []
-    with _disable_current_modes():
+    with without_modes():
         for restore, states in kinds:
             for state in states:
                 try:

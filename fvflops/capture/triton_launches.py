@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping
 from fvflops.capture.recorder import Recorder
 from fvflops.capture.signature import OpSchema, tensors_of
 from fvflops.capture.source_lines import find_source_line
@@ -34,19 +33,16 @@ class Launcher(Protocol):
         """Record a launch, which may write to all of its tensors, and make it if numbers are computed."""
 
 
-@contextmanager
-def triton_launches(recorder: Recorder, mode: Launcher) -> Iterator[None]:
-    """Record the launches that a program makes directly, `kernel[grid](...)`, for as long as the context lasts."""
+def triton_launches(recorder: Recorder, mode: Launcher) -> list[Wrapping]:
+    """Return what is to be wrapped so that launches which a program makes itself, `kernel[grid](...)`, are seen."""
     if "triton" not in sys.modules:
-        yield
-        return
-    with ExitStack() as stack:
-        for path, name in _LAUNCHERS:
-            cls = getattr(sys.modules.get(path), name, None)
-            if cls is not None:
-                patch = _PATCHES.setdefault(cls, Patch(cls, "run"))
-                stack.enter_context(patch.wrapped(partial(_around, recorder, mode)))
-        yield
+        return []
+    classes = [getattr(sys.modules.get(path), name, None) for path, name in _LAUNCHERS]
+    return [
+        (_PATCHES.setdefault(cls, Patch(cls, "run")), partial(_around, recorder, mode))
+        for cls in classes
+        if cls is not None
+    ]
 
 
 def launch_kernel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from fvflops.capture.interrupts import deferred
 from fvflops.capture.model_threads import model_threads
 from fvflops.capture.optimizers import optimizer_phase
 from fvflops.capture.passes import backward_passes
-from fvflops.capture.patch import Patch
+from fvflops.capture.patch import Patch, Wrapping, wrapped
 from fvflops.capture.reading import Reading
 from fvflops.capture.recompute import recompute_phase
 from fvflops.capture.recorder import Recorder
@@ -35,12 +35,13 @@ def watch(
     recorder: Recorder,
     reading: Reading,
     mode: RecordingMode | ShapeMode,
+    wrappings: Iterable[Wrapping] = (),
     *,
     training: bool = True,
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Let a recorder see what runs in this thread for as long as the context lasts.
+    """Let a recorder see what runs in this thread for as long as the context lasts, some `wrappings` beside its own.
 
     `training` says that backward passes, of which what runs in autograd's threads is seen too, and optimizers' steps
     are to be told apart; `prepare` is called with an optimizer before each of its steps. `grad_mode` makes the context
@@ -52,18 +53,22 @@ def watch(
         with grad_mode(), mode.for_thread():
             yield
 
-    with ExitStack() as stack:
-        stack.enter_context(module_scopes(recorder, reading))
-        stack.enter_context(function_regions(recorder))
-        stack.enter_context(open_control_flow(recorder, mode))
-        stack.enter_context(data_exports(recorder))
-        stack.enter_context(model_threads(recorder, enter_thread))
-        stack.enter_context(triton_launches(recorder, mode))
-        if training:
-            stack.enter_context(backward_passes(recorder))
-            stack.enter_context(recompute_phase(recorder))
-            stack.enter_context(optimizer_phase(recorder, prepare))
-        stack.enter_context(mode_is_on(mode))
+    wrappings = [
+        *wrappings,
+        *function_regions(recorder),
+        *open_control_flow(recorder, mode),
+        *data_exports(recorder),
+        *model_threads(recorder, enter_thread),
+        *triton_launches(recorder, mode),
+    ]
+    if training:
+        wrappings += [*backward_passes(recorder), *recompute_phase(recorder)]
+    with (
+        module_scopes(recorder, reading),
+        wrapped(wrappings),
+        optimizer_phase(recorder, prepare) if training else nullcontext(),
+        mode_is_on(mode),
+    ):
         yield
 
 
