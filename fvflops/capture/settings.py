@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from ctypes import string_at
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,6 @@ _Set = Callable[[Any], Any]
 _ABSENT = object()
 _PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
-# The memory of NumPy's Mersenne Twister: 624 words and a position.
-_TWISTER_BYTES = 625 * 4
 
 
 def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
@@ -97,29 +94,10 @@ def watch_settings() -> Iterator[Undo]:
         yield lambda: torch.cuda.set_rng_state_all(cuda_states)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
-        yield _watch_numpy(numpy.random)
+        numpy_state = numpy.random.get_state()
+        yield lambda: numpy.random.set_state(numpy_state)
         numpy_errors = numpy.geterr()
         yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
-
-
-def _watch_numpy(numpy_random: Any) -> Undo:
-    """Return what puts back NumPy's global generator, which takes 50 µs, where its memory has changed.
-
-    A normal number that is kept for the next call is not in that memory: where there is one, the state is always set.
-    """
-    state = numpy_random.get_state()
-    get_generator = getattr(numpy_random, "get_bit_generator", None)  # since NumPy 1.24
-    if get_generator is None or type(state) is not tuple or state[3]:
-        return partial(numpy_random.set_state, state)
-    generator = get_generator()
-    address = generator.ctypes.state_address
-    before = string_at(address, _TWISTER_BYTES)
-
-    def undo() -> None:
-        if get_generator() is not generator or string_at(address, _TWISTER_BYTES) != before:
-            numpy_random.set_state(state)
-
-    return undo
 
 
 def _watch_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
