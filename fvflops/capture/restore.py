@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.containers import Containers, Surroundings
+from fvflops.capture.data_parallel import replication_state
 from fvflops.capture.fully_sharded import sharding_state
 from fvflops.capture.interrupts import deferred
 from fvflops.capture.namespaces import is_library
@@ -150,7 +151,7 @@ class Snapshot:
             attributes = list(map(_attributes, tensors))
             filled = list(filter(None, attributes))
             self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
-            self._held.watch(sharding_state(reading.names), objects=False)
+            self._held.watch([*sharding_state(reading.names), *replication_state(reading.names)], objects=False)
             classes = [kind for kind in set(map(type, reading.names)) if not is_library(kind.__module__)]
             self._held.watch([inputs, *reading.others, *filled, *filter(None, self._hooks)], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)
