@@ -55,9 +55,10 @@ def replicate(model):
 
 
 def shard_fully(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # FSDP2's own choice would be a GPU, where there is one
     for block in model.layers:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def split(model, sequence=False):

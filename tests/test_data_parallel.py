@@ -15,7 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +27,7 @@ from tests.data_parallel_worker import RANKS
 
 ROOT = Path(__file__).resolve().parent.parent
 X = torch.ones(5, 6)
+MACS = 5 * (6 * 8 + 8 * 4)  # of `net` in its forward
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,8 +55,9 @@ def compressed() -> nn.Module:
 
 def sharded() -> nn.Module:
     model = net()
-    fully_shard(model[0])
-    return fully_shard(model)
+    mesh = init_device_mesh("cpu", (1,))  # FSDP2's own choice would be a GPU, where there is one
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 WRAPPED = {
@@ -66,6 +70,7 @@ WRAPPED = {
     "DataParallel": lambda: nn.DataParallel(net()),
     "FSDP": lambda: FullyShardedDataParallel(net(), device_id=torch.device("cpu")),
     "FSDP2": sharded,
+    "replicate": lambda: replicate(net()),
 }
 
 
@@ -112,9 +117,40 @@ def test_buckets_too_large_to_be_computed_stay_real(before: int):
     assert all(map(torch.equal, train(True), train(False)))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_replicated_model_trains_on_as_if_never_counted(before: int):
+    def train(counted: bool) -> list[torch.Tensor]:
+        model = replicate(net())
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for number in range(before + 3):
+            if counted and number == before:
+                for execution in ("shapes", "real"):
+                    assert FlopCountAnalysis(model, X, execution=execution).macs() == MACS
+                training = TrainingStepAnalysis(model, X, loss=torch.sum)
+                assert [training.macs(phase=phase) for phase in ("forward", "backward")] == [MACS, 2 * MACS - 5 * 6 * 8]
+                assert hasattr(replicate.state(model), "_ddp") == (before > 0)
+            step(model, optimizer)
+        return [*model.state_dict().values(), *(parameter.grad for parameter in model.parameters())]
+
+    assert all(map(torch.equal, train(True), train(False)))
+
+
+def test_a_group_of_one_communicates_with_nobody():
+    class Gather(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sizes = [torch.empty(1, dtype=torch.int64)]
+            dist.all_gather(sizes, torch.tensor([x.shape[0]]))
+            return x.repeat(int(sizes[0]), 1) @ x.T
+
+    for execution in ("shapes", "real"):
+        assert FlopCountAnalysis(Gather(), X, execution=execution).macs() == (5 * 5) * 6 * 5
+
+
 def test_one_rank_that_counts_leaves_the_others_in_step(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "tests.data_parallel_worker"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     workers = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
@@ -140,11 +176,10 @@ def test_an_offloaded_model_is_counted_as_the_model_that_it_is(kind: str, tmp_pa
         accelerate.cpu_offload(model, execution_device=device)
     else:
         accelerate.disk_offload(model, str(tmp_path), execution_device=device)
-    macs = 5 * (6 * 8 + 8 * 4)
     for execution in ("auto", "shapes", "real"):
-        assert FlopCountAnalysis(model, X, execution=execution).macs() == macs
+        assert FlopCountAnalysis(model, X, execution=execution).macs() == MACS
     training = TrainingStepAnalysis(model, X, loss=torch.sum)
-    assert [training.macs(phase=phase) for phase in ("forward", "backward")] == [macs, 2 * macs - 5 * 6 * 8]
+    assert [training.macs(phase=phase) for phase in ("forward", "backward")] == [MACS, 2 * MACS - 5 * 6 * 8]
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert torch.equal(model(X), expected)
 

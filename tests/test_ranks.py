@@ -43,7 +43,9 @@ def runs(tmp_path_factory):
     """Return case → the Ranks of each of its steps, which two processes ran."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-W", "ignore", "-m", "tests.rank_worker"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    # gloo's ranks compute on the CPU, also where there is a GPU.
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     workers = [
         subprocess.Popen(
             [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True

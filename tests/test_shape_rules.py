@@ -88,6 +88,13 @@ def normalised(*rest: Any, dtype: torch.dtype, mixed: bool) -> tuple[Any, ...]:
 CTC = (floats(7, 2, 5).log_softmax(2), torch.tensor([[1, 2, 3], [2, 1, 0]]))
 OPTIMIZER: dict[str, Any] = {"weight_decay": 0.0, "eps": 1e-8, "maximize": False}
 
+LIKENESSES = [
+    *(OPS.empty_like.default, OPS.zeros_like.default, OPS.ones_like.default),
+    *(OPS.rand_like.default, OPS.randn_like.default),
+]
+# Cut out of wider tensors and dense all the same, and with gaps.
+SLICES = [floats(4, 9)[:1, :3], floats(3, 7, 2)[:, :1].transpose(0, 1), floats(2)[::2], floats(4, 9)[:2, :3]]
+
 CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     *(
         (OPS._grouped_mm.default, grouped(dtype, *shapes), {})
@@ -270,6 +277,12 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (floats(1, 4, 3, 8, 8), floats(4, 6, 1, 3, 3), [1, 3, 3], None, [1, 2, 2], [0, 0, 0], [0, 1, 1]),
         {},
     ),
+    *((op, (row,), {}) for op in LIKENESSES for row in SLICES),
+    *((OPS.zeros_like.default, (row,), {"memory_format": torch.contiguous_format}) for row in SLICES),
+    (OPS.zeros_like.default, (SLICES[0],), {"dtype": torch.int64}),
+    *((OPS.full_like.default, (row, 2.0), {}) for row in SLICES),
+    *((OPS.randint_like.default, (row, 5), {}) for row in SLICES),
+    *((OPS.randint_like.low_dtype, (row, 2, 5), {}) for row in SLICES),
     (OPS.combinations.default, (floats(5), 3), {}),
     (OPS.combinations.default, (floats(4), 2, True), {}),
     (OPS.nonzero_static.default, (floats(3, 4),), {"size": 5}),
@@ -290,6 +303,14 @@ def test_a_rule_gives_what_the_op_gives(op, args, kwargs):
     with torch.no_grad():
         real = op(*pytree.tree_map_only(torch.Tensor, torch.clone, args), **kwargs)
     assert described(rule(*to_meta(args), **to_meta(kwargs))) == described(real)
+
+
+@pytest.mark.parametrize("op", LIKENESSES, ids=str)
+def test_what_is_like_a_dense_tensor_has_its_strides_over_sizes_of_one_too(op):
+    rule = ShapeRules().instead(op.name())
+    assert rule is not None
+    for row in SLICES:
+        assert rule(torch.empty_strided(row.shape, row.stride(), device=META)).stride() == op(row).stride()
 
 
 def boxes(count: int) -> torch.Tensor:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel, distributed
 
 from fvflops.capture.by_identity import ByIdentity
 from fvflops.capture.patch import Patch, wrapped
 
 _FORWARDS = Patch(DistributedDataParallel, "_pre_forward")
+_AGREEMENTS = Patch(distributed, "_verify_param_shape_across_processes")
 
 
 @contextmanager
@@ -37,17 +40,44 @@ def reducers_kept() -> Iterator[None]:
 
         return pre_forward
 
+    def around_agreement(original: Callable[..., Any]) -> Callable[..., Any]:
+        def agree(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() == thread and group.size() > 1:
+                raise ValueError(
+                    "a DistributedDataParallel is made by all ranks together, which replicate(model) does in the first "
+                    "forward pass: make one before"
+                )
+            return original(group, *args, **kwargs)
+
+        return agree
+
     def around_rebuild(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda reducer: False if get_ident() == thread else original(reducer)
 
     complete = False
-    with wrapped([(_FORWARDS, around_forward), (_rebuilds(), around_rebuild)]):
+    with wrapped([(_FORWARDS, around_forward), (_AGREEMENTS, around_agreement), (_rebuilds(), around_rebuild)]):
         try:
             yield
             complete = True
         finally:
             for wrapper, iterations in ByIdentity(seen).items():
                 _put_back(wrapper, iterations, complete)
+
+
+def replication_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Return the attributes of the objects by which `replicate` wraps modules, none where it wraps none.
+
+    It makes their DDP in the first forward pass; one made in a shape run has buckets without memory.
+    """
+    loaded = sys.modules.get("torch.distributed._composable.replicate")
+    contract = sys.modules.get("torch.distributed._composable.contract")
+    if loaded is None or contract is None:
+        return []
+    # To ask for the state of a module that has none would give it an attribute.
+    found = (loaded.replicate.state(module) for module in modules if contract.STATE_KEY in vars(module))
+    states = [state for state in found if state is not None]
+    wrappers = [state._ddp for state in states if hasattr(state, "_ddp")]
+    return [vars(item) for state in states for item in (state, state._param_list)] + list(map(vars, wrappers))
 
 
 _REBUILDS: list[Patch] = []

@@ -43,7 +43,7 @@ class Learner:
         name = op.schema.name
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
         # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
-        known = not op.communicates and all(item.known for item in metadata)
+        known = not op.needs_others(args, kwargs) and all(item.known for item in metadata)
         inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
         rule = choose_rule(func, self._rules.instead)
         remember = True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from fvflops.capture.metadata import Metadata, forget_metadata, interned
-from fvflops.capture.signature import OpSchema, describe_op
+from fvflops.capture.signature import OpSchema, describe_op, group_size
 from fvflops.trace import Signature, StopsAt
 from fvflops.trace.signature import packet_of
 
@@ -131,7 +131,7 @@ class KnownOp:
     """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
 
     It can depend on more than its arguments' metadata (`looks_closer`: the name of a process group, or numbers that its
-    cost depends on), exchange messages with other ranks (`communicates`), be `random`, write to its arguments, or take
+    cost depends on), communicate with other ranks (`communicates`), be `random`, write to its arguments, or take
     lists of which one item is an int and another is not (`mixes`). `context` gives what a call depends on besides its
     arguments and the run's settings, such as the default dtype for an op that makes a tensor from none. An op of
     somebody's library, which may keep state of its own, or of an object that does, is not `pure`: what it gives is
@@ -167,6 +167,10 @@ class KnownOp:
         self.pure = self.schema.name.partition("::")[0] in _PURE
         makes = "device" in self.schema.position
         self.context = torch.get_default_dtype if makes else context_of(self.schema.name)
+
+    def needs_others(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call communicates with other ranks, of which there are none in a group of one."""
+        return self.communicates and group_size(self.schema, args, kwargs) != 1
 
 
 def context_of(name: str) -> Callable[[], Any] | None:

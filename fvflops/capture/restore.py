@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.containers import Containers, Surroundings
+from fvflops.capture.data_parallel import replication_state
 from fvflops.capture.fully_sharded import sharding_state
 from fvflops.capture.interrupts import deferred
 from fvflops.capture.namespaces import is_library
@@ -152,7 +153,7 @@ class Snapshot:
             attributes = list(map(_attributes, tensors))
             filled = list(filter(None, attributes))
             self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
-            self._held.watch(sharding_state(reading.modules), objects=False)
+            self._held.watch([*sharding_state(reading.modules), *replication_state(reading.modules)], objects=False)
             classes = [kind for kind in set(map(type, reading.modules)) if not is_library(kind.__module__)]
             self._held.watch([inputs, *reading.others, *filled, *filter(None, self._hooks)], objects=True)
             self._around.watch([*classes, *code, *self._held.code], objects=True)

@@ -199,7 +199,7 @@ class ShapeMode(WrapperAware):
             return tensor if outcome.view is None else make(outcome.view, tensor.home)
         if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
             outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
-        if outcome.concrete or self._counts_on(op, outcome, tensors):
+        if outcome.concrete or (self._counts_on(op, outcome, tensors) and not op.needs_others(args, kwargs or {})):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
 
@@ -232,8 +232,6 @@ class ShapeMode(WrapperAware):
 
     def _counts_on(self, op: KnownOp, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
-        if op.communicates:
-            return False
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
         small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
         return bool(small) and self.reals.hold_numbers(tensors)

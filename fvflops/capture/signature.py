@@ -176,6 +176,20 @@ def describe_group(value: Value) -> Value:
         return value
 
 
+def group_size(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return how many ranks the process group among a call's arguments has, None where there is no group."""
+    for index, value in (*enumerate(args), *((schema.position.get(name), value) for name, value in kwargs.items())):
+        if isinstance(value, str) and index == schema.group:
+            group = Group.of(describe_group(value))
+        elif isinstance(value, (torch.Tensor, list, tuple)):
+            continue
+        else:
+            group = Group.of(describe(value))
+        if group is not None:
+            return group.size
+    return None
+
+
 def _sign_group(group: Any) -> Symbol:
     known = _GROUPS.get(group)
     if known is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.rules.elementwise import is_dense
 from fvflops.capture.shape_tensor import ValueNeeded
 
 
@@ -20,6 +21,15 @@ def resemble(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
 def resemble_whole(position: int, *args: Any, **_: Any) -> torch.Tensor:
     """Return an empty tensor of an argument's shape, without its strides."""
     return torch.empty_like(args[position], memory_format=torch.contiguous_format)
+
+
+def keep_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return what torch's rule gives, with the strides of a dense tensor: the rule drops those of sizes of 1."""
+    result = rule(self, *rest, **options)
+    keeps = options.get("memory_format") in (None, torch.preserve_format)
+    if keeps and result.layout is self.layout is torch.strided and is_dense(self):
+        return torch.empty_strided(self.shape, self.stride(), dtype=result.dtype, device=result.device)
+    return result
 
 
 def return_nothing(*_: Any, **__: Any) -> None:
@@ -93,12 +103,20 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_standard_gamma_grad": partial(resemble, (0,)),
     "aten::_transform_bias_rescale_qkv": split_heads,
     "aten::binomial": draw_binomial,
+    "aten::empty_like": partial(keep_strides, torch.ops.aten.empty_like.default),
     "aten::fake_quantize_per_channel_affine_cachemask": mark,
     "aten::fake_quantize_per_tensor_affine_cachemask": mark,
     "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
+    "aten::full_like": partial(keep_strides, torch.ops.aten.full_like.default),
     "aten::glu_backward_jvp": partial(resemble, (2,)),
     "aten::glu_jvp": partial(resemble, (0,)),
     "aten::log_sigmoid_backward": partial(resemble, (0,)),
     "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
     "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
+    "aten::ones_like": partial(keep_strides, torch.ops.aten.ones_like.default),
+    "aten::rand_like": partial(keep_strides, torch.ops.aten.rand_like.default),
+    "aten::randint_like": partial(keep_strides, torch.ops.aten.randint_like.default),
+    "aten::randint_like.low_dtype": partial(keep_strides, torch.ops.aten.randint_like.low_dtype),
+    "aten::randn_like": partial(keep_strides, torch.ops.aten.randn_like.default),
+    "aten::zeros_like": partial(keep_strides, torch.ops.aten.zeros_like.default),
 }
