@@ -26,7 +26,7 @@ class Library(Protocol):
 
     A *way* is how a model is built: "meta" (weights on the meta device), "random" (random weights) or "small" (a
     shrunken configuration with random weights). `ways` are those that a library has, in the order in which they are
-    tried; `adapts` says that "small" is a different model, so that its row must say so.
+    tried. "small" is a different model, so its row must say so.
     """
 
     ways: tuple[str, ...]

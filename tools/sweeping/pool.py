@@ -19,8 +19,35 @@ GIB = 1 << 30
 _SLACK = 4 * GIB
 
 
+# What the cause of a failure says that more memory may cure.
+_WANTS_MEMORY = ("memory", "allocate")
+
+
 class PoolError(RuntimeError):
     """No worker can be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A way to build a model; a `heavy` one gets the memory of --memory, and runs while no other heavy one does."""
+
+    way: str
+    heavy: bool
+
+
+def plan_attempts(ways: Sequence[str], execution: str) -> tuple[Attempt, ...]:
+    """Return how a model is tried until one attempt succeeds, by the ways of its library.
+
+    Real execution needs weights, so what is small is tried first.
+
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random", "small"), "shapes")]
+    [('meta', False), ('random', True), ('small', True)]
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random", "small"), "real")]
+    [('small', False), ('random', True)]
+    """
+    if execution == "shapes":
+        return tuple(Attempt(way, heavy=index > 0) for index, way in enumerate(ways))
+    return Attempt("small" if "small" in ways else "random", heavy=False), Attempt("random", heavy=True)
 
 
 @dataclass(slots=True)
@@ -38,11 +65,20 @@ class Pool:
     """Workers that count the models of one library; iterate over `run` for the results, in the order of completion."""
 
     def __init__(
-        self, library: str, ways: Sequence[str], table: str, *, jobs: int, timeout: float, memory: int
+        self,
+        library: str,
+        ways: Sequence[str],
+        table: str,
+        *,
+        execution: str = "shapes",
+        jobs: int,
+        timeout: float,
+        memory: int,
     ) -> None:
         self._library = library
         self._table = table
-        self._ways = tuple(ways)
+        self._execution = "real" if execution == "real" else "auto"
+        self._attempts = plan_attempts(ways, execution)
         self._jobs = jobs
         self._timeout = timeout
         self._memory = memory
@@ -55,7 +91,8 @@ class Pool:
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
         """Yield a result for each name."""
-        self._light.extend(Task(name, self._ways[0]) for name in names)
+        first = self._attempts[0]
+        self._light.extend(Task(name, first.way, first.heavy) for name in names)
         self._workers = [self._start() for _ in range(min(self._jobs, len(names)))]
         left = len(names)
         try:
@@ -118,19 +155,22 @@ class Pool:
             return [replace(result, seconds=round(seconds, 3))]
         causes = self._causes.setdefault(task.name, {})
         causes.setdefault(result.error, []).append(task.way)
-        later = self._ways[self._ways.index(task.way) + 1 :]
-        if answer.weight_bytes is not None and answer.weight_bytes > self._memory and "random" in later:
+        later = self._attempts[self._attempts.index(Attempt(task.way, task.heavy)) + 1 :]
+        if not any(word in result.error for word in _WANTS_MEMORY):
+            later = tuple(attempt for attempt in later if attempt.way != task.way)
+        is_random = [attempt.way == "random" for attempt in later]
+        if answer.weight_bytes is not None and answer.weight_bytes > self._memory and any(is_random):
             causes[f"its weights take {answer.weight_bytes / GIB:.1f} GiB"] = ["random"]
-            later = tuple(way for way in later if way != "random")
+            later = tuple(attempt for attempt in later if attempt.way != "random")
         if answer.final or not later:
             error = " | ".join(f"{', '.join(ways)}: {cause}" for cause, ways in causes.items())
             return [replace(result, error=error, seconds=round(seconds, 3))]
-        self._heavy.append(Task(task.name, later[0]))
+        self._heavy.append(Task(task.name, later[0].way, later[0].heavy))
         return []
 
     def _hand_out(self, worker: _Worker) -> None:
-        # Models with real weights one at a time, so that two of them need not fit into memory.
-        alone = all(other.task is None or other.task.way == self._ways[0] for other in self._workers)
+        # Heavy models one at a time, so that two of them need not fit into memory.
+        alone = all(other.task is None or not other.task.heavy for other in self._workers)
         queue = self._heavy if self._heavy and alone else self._light
         if queue:
             try:
@@ -142,7 +182,7 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._library, self._table, self._memory + _SLACK)
+        arguments = (theirs, self._library, self._table, self._execution, self._memory + _SLACK)
         process = self._context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()  # so that the pipe ends when the worker does
