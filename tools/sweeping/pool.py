@@ -35,19 +35,18 @@ class Attempt:
     heavy: bool
 
 
-def plan_attempts(ways: Sequence[str], execution: str) -> tuple[Attempt, ...]:
+def plan_attempts(ways: Sequence[str]) -> tuple[Attempt, ...]:
     """Return how a model is tried until one attempt succeeds, by the ways of its library.
 
-    Real execution needs weights, so what is small is tried first.
+    Weights that are real may want more memory, so that such a way is tried again as a heavy one.
 
-    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random", "small"), "shapes")]
-    [('meta', False), ('random', True), ('small', True)]
-    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random", "small"), "real")]
-    [('small', False), ('random', True)]
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random"))]
+    [('meta', False), ('random', True)]
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("tiny", "small"))]
+    [('tiny', False), ('tiny', True), ('small', True)]
     """
-    if execution == "shapes":
-        return tuple(Attempt(way, heavy=index > 0) for index, way in enumerate(ways))
-    return Attempt("small" if "small" in ways else "random", heavy=False), Attempt("random", heavy=True)
+    later = ways[1:] if ways[0] == "meta" else ways
+    return Attempt(ways[0], heavy=False), *(Attempt(way, heavy=True) for way in later)
 
 
 @dataclass(slots=True)
@@ -70,15 +69,15 @@ class Pool:
         ways: Sequence[str],
         table: str,
         *,
-        execution: str = "shapes",
+        execution: str = "auto",
         jobs: int,
         timeout: float,
         memory: int,
     ) -> None:
         self._library = library
         self._table = table
-        self._execution = "real" if execution == "real" else "auto"
-        self._attempts = plan_attempts(ways, execution)
+        self._execution = execution
+        self._attempts = plan_attempts(ways)
         self._jobs = jobs
         self._timeout = timeout
         self._memory = memory

@@ -253,16 +253,16 @@ def _texts(config: Any) -> list[Any]:
         return []
 
 
-def shrink(config: Any, *, more: bool = False) -> dict[str, Any]:
+def shrink(config: Any, *, more: bool = False, eyes: bool = False) -> dict[str, Any]:
     """Lower the depths and the numbers of experts of a configuration in place, and return what was changed.
 
     Widths stay, so that every shape but the number of layers and experts is that of the real model; with `more`, the
-    vocabulary and the inner widths of feed-forward layers shrink too. Parts that see or hear stay whole: they are
-    small, and name some of their layers by number.
+    vocabulary and the inner widths of feed-forward layers shrink too. Parts that see or hear stay whole without `eyes`:
+    they are small, and name some of their layers by number.
     """
     changed: dict[str, Any] = {}
     for part in walk_configs(config):
-        if any(word in type(part).__name__ for word in ("Vision", "Audio", "Backbone")):
+        if not eyes and any(word in type(part).__name__ for word in ("Vision", "Audio", "Backbone")):
             continue
         changed |= _shrink_part(part)
         if more:
