@@ -12,15 +12,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from sweeping.result import Result
-from sweeping.worker import Answer, Task, serve
+from sweeping.worker import WANTS_MEMORY, Answer, Task, serve
 
 GIB = 1 << 30
 # A worker needs more than a model's weights: activations of the run, and what Python and torch hold.
 _SLACK = 4 * GIB
-
-
-# What the cause of a failure says that more memory may cure.
-_WANTS_MEMORY = ("memory", "allocate")
 
 
 class PoolError(RuntimeError):
@@ -155,7 +151,7 @@ class Pool:
         causes = self._causes.setdefault(task.name, {})
         causes.setdefault(result.error, []).append(task.way)
         later = self._attempts[self._attempts.index(Attempt(task.way, task.heavy)) + 1 :]
-        if not any(word in result.error for word in _WANTS_MEMORY):
+        if not any(word in result.error for word in WANTS_MEMORY):
             later = tuple(attempt for attempt in later if attempt.way != task.way)
         is_random = [attempt.way == "random" for attempt in later]
         if answer.weight_bytes is not None and answer.weight_bytes > self._memory and any(is_random):

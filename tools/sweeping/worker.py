@@ -24,6 +24,8 @@ from sweeping.result import Result
 from tests.torchvision_schemas import define_torchvision_schemas
 
 _LONGEST_CAUSE = 200
+# Words in the cause of a failure that more memory may cure.
+WANTS_MEMORY = ("memory", "allocate")
 _LIGHT = 6 << 30  # bytes that a worker may allocate while others work too
 # How the names of ops begin that ran outside the dispatcher.
 _UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
@@ -43,7 +45,7 @@ class Answer:
     """What a worker says of a task: the result, the bytes of the model's weights (None if it could not be built).
 
     `final` says that building it in another way would fail for the same cause; `exhausted` that a model with real
-    weights failed, perhaps for want of memory.
+    weights failed for want of memory, as it seems.
     """
 
     result: Result
@@ -95,7 +97,8 @@ def answer(library: Library, table: FormulaTable, task: Task, execution: str) ->
     del case
     if task.way != "meta":
         gc.collect()
-    return Answer(replace(result, seconds=seconds), weight_bytes, final, bool(result.error) and task.way != "meta")
+    exhausted = task.way != "meta" and any(word in result.error for word in WANTS_MEMORY)
+    return Answer(replace(result, seconds=seconds), weight_bytes, final, exhausted)
 
 
 def count_case(name: str, case: Case, table: FormulaTable, execution: str = "auto") -> Result:
