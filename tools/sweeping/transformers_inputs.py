@@ -17,6 +17,7 @@ from sweeping.transformers_asked import (
     IMAGE,
     SAMPLES,
     SOUND,
+    TEXT,
     Asked,
     floats,
     image_channels,
@@ -29,10 +30,10 @@ from sweeping.transformers_configs import PLACEHOLDERS
 from sweeping.transformers_own import LEFT_OUT, OWN, SHAPES
 
 
-def make_inputs(name: str, model: nn.Module) -> dict[str, Any]:
+def make_inputs(name: str, model: nn.Module, text: int = TEXT) -> dict[str, Any]:
     """Return argument name → value. Integers and masks are on the CPU; what is floating point is as the model."""
     parameters = inspect.signature(model.forward).parameters
-    asked = Asked(name, model, model.config, parameters)
+    asked = Asked(name, model, model.config, parameters, text)
     if name in OWN:
         asked.made.update(OWN[name](asked))
     asked.made.update({argument: floats(asked, *shape) for argument, shape in SHAPES.get(name, {}).items()})
