@@ -16,7 +16,7 @@ from sweeping.weights import quick_weights
 
 _SMALL = 4 << 30  # bytes of weights that a shrunken model may have
 ways = ("meta", "random", "small")
-real_ways = ("tiny", "small")
+real_ways = ("tiny", "quick")
 _TINY_TEXT = 32  # tokens
 
 
@@ -42,7 +42,7 @@ def build(name: str, way: str) -> Case:
             adjusted |= shrink(config, more=True)
     if way == "tiny":
         adjusted |= shrink(config, more=True, eyes=True)
-    with quick_weights() if way == "tiny" else nullcontext(), torch.device("meta" if way == "meta" else "cpu"):
+    with quick_weights() if way in real_ways else nullcontext(), torch.device("meta" if way == "meta" else "cpu"):
         model = model_class._from_config(config).eval()
     text = _TINY_TEXT if way == "tiny" else TEXT
     changes = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in adjusted.items())

@@ -53,6 +53,7 @@ ADJUSTMENTS: dict[str, dict[str, Any]] = {
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
     # The default leaves out what only a checkpoint's configuration says: sizes of heads, counts of experts ...
+    "clvp": {"speech_config": {"vocab_size": 8194}},  # its decoder's codes
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
