@@ -536,6 +536,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "pe_video": {"pixel_values_videos": (1, 16, 3, 336, 336)},
     "pe_video_encoder": {"pixel_values_videos": (1, 16, 3, 336, 336)},
     "perception_lm": {"pixel_values": (1, 1, 3, 448, 448)},
+    "pop2piano": {"input_features": (1, 300, 512)},  # a spectrogram that its extractor made as wide as the model
     "rf_detr": {"pixel_values": (1, 3, 560, 560)},  # whole windows of 4 × 14
     "superglue": {"pixel_values": (1, 2, 3, 480, 640)},  # two images, to be matched
     "tvp": {"pixel_values": (1, 48, 3, 448, 448)},  # 48 frames
