@@ -251,6 +251,10 @@ def _inkling(asked: Asked) -> dict[str, Any]:
     return {"pixel_values": floats(asked, 64, side, side, 3), "image_grid_thw": integers([[1, 8, 8]])}
 
 
+def _padded_sound(asked: Asked) -> dict[str, Any]:
+    return {"padding_mask": ones(1, SOUND)}
+
+
 def _gemma3n(asked: Asked) -> dict[str, Any]:
     return {"input_features_mask": ones(1, SOUND).bool()}
 
@@ -520,6 +524,7 @@ OWN: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "smolvlm_vision": _masked_patches,
     "seggpt": _seggpt,
     "neomme": _neomme,
+    "moss_transcribe_diarize": _padded_sound,
 }
 
 # Model type → the shapes of floating-point arguments that are always the same.
