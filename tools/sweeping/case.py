@@ -24,12 +24,15 @@ class Case:
 class Library(Protocol):
     """What the module of a library offers.
 
-    A *way* is how a model is built: "meta" (weights on the meta device), "random" (random weights) or "small" (a
-    shrunken configuration with random weights). `ways` are those that a library has, in the order in which they are
-    tried; `adapts` says that "small" is a different model, so that its row must say so.
+    A *way* is how a model is built: "meta" (weights on the meta device), "random" (random weights), "quick" (random
+    weights made quickly, and smaller inputs where the model takes them), "small" (a shrunken configuration with random
+    weights) or "tiny" (a smaller one with quick weights). `ways` are those that a library has, in the order in which
+    they are tried, `real_ways` those for real execution. "small" and "tiny" are different models, so their rows must
+    say so.
     """
 
     ways: tuple[str, ...]
+    real_ways: tuple[str, ...]
 
     def version(self) -> str:
         """Return the version that is installed."""

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from sweeping.result import Result
-from sweeping.worker import Answer, Task, serve
+from sweeping.worker import WANTS_MEMORY, Answer, Task, serve
 
 GIB = 1 << 30
 # A worker needs more than a model's weights: activations of the run, and what Python and torch hold.
@@ -21,6 +21,28 @@ _SLACK = 4 * GIB
 
 class PoolError(RuntimeError):
     """No worker can be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A way to build a model; a `heavy` one gets the memory of --memory, and runs while no other heavy one does."""
+
+    way: str
+    heavy: bool
+
+
+def plan_attempts(ways: Sequence[str]) -> tuple[Attempt, ...]:
+    """Return how a model is tried until one attempt succeeds, by the ways of its library.
+
+    Weights that are real may want more memory, so that such a way is tried again as a heavy one.
+
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("meta", "random"))]
+    [('meta', False), ('random', True)]
+    >>> [(attempt.way, attempt.heavy) for attempt in plan_attempts(("tiny", "small"))]
+    [('tiny', False), ('tiny', True), ('small', True)]
+    """
+    later = ways[1:] if ways[0] == "meta" else ways
+    return Attempt(ways[0], heavy=False), *(Attempt(way, heavy=True) for way in later)
 
 
 @dataclass(slots=True)
@@ -38,11 +60,20 @@ class Pool:
     """Workers that count the models of one library; iterate over `run` for the results, in the order of completion."""
 
     def __init__(
-        self, library: str, ways: Sequence[str], table: str, *, jobs: int, timeout: float, memory: int
+        self,
+        library: str,
+        ways: Sequence[str],
+        table: str,
+        *,
+        execution: str = "auto",
+        jobs: int,
+        timeout: float,
+        memory: int,
     ) -> None:
         self._library = library
         self._table = table
-        self._ways = tuple(ways)
+        self._execution = execution
+        self._attempts = plan_attempts(ways)
         self._jobs = jobs
         self._timeout = timeout
         self._memory = memory
@@ -55,7 +86,8 @@ class Pool:
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
         """Yield a result for each name."""
-        self._light.extend(Task(name, self._ways[0]) for name in names)
+        first = self._attempts[0]
+        self._light.extend(Task(name, first.way, first.heavy) for name in names)
         self._workers = [self._start() for _ in range(min(self._jobs, len(names)))]
         left = len(names)
         try:
@@ -118,19 +150,22 @@ class Pool:
             return [replace(result, seconds=round(seconds, 3))]
         causes = self._causes.setdefault(task.name, {})
         causes.setdefault(result.error, []).append(task.way)
-        later = self._ways[self._ways.index(task.way) + 1 :]
-        if answer.weight_bytes is not None and answer.weight_bytes > self._memory and "random" in later:
+        later = self._attempts[self._attempts.index(Attempt(task.way, task.heavy)) + 1 :]
+        if not any(word in result.error for word in WANTS_MEMORY):
+            later = tuple(attempt for attempt in later if attempt.way != task.way)
+        is_random = [attempt.way == "random" for attempt in later]
+        if answer.weight_bytes is not None and answer.weight_bytes > self._memory and any(is_random):
             causes[f"its weights take {answer.weight_bytes / GIB:.1f} GiB"] = ["random"]
-            later = tuple(way for way in later if way != "random")
+            later = tuple(attempt for attempt in later if attempt.way != "random")
         if answer.final or not later:
             error = " | ".join(f"{', '.join(ways)}: {cause}" for cause, ways in causes.items())
             return [replace(result, error=error, seconds=round(seconds, 3))]
-        self._heavy.append(Task(task.name, later[0]))
+        self._heavy.append(Task(task.name, later[0].way, later[0].heavy))
         return []
 
     def _hand_out(self, worker: _Worker) -> None:
-        # Models with real weights one at a time, so that two of them need not fit into memory.
-        alone = all(other.task is None or other.task.way == self._ways[0] for other in self._workers)
+        # Heavy models one at a time, so that two of them need not fit into memory.
+        alone = all(other.task is None or not other.task.heavy for other in self._workers)
         queue = self._heavy if self._heavy and alone else self._light
         if queue:
             try:
@@ -142,7 +177,7 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._library, self._table, self._memory + _SLACK)
+        arguments = (theirs, self._library, self._table, self._execution, self._memory + _SLACK)
         process = self._context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()  # so that the pipe ends when the worker does

@@ -14,8 +14,9 @@ class Result:
     """What came out for one model; a failed one has an `error`, one line, and only the figures that are known.
 
     `counted`, `free` and `omitted` are calls of ops by what the table says of them; `unknown_ops` are those that it has
-    no row for, with their calls: "aten::foo 2; aten::bar 1". `execution` is "shapes" or "real". `built` and `inputs`
-    say what was counted, on what.
+    no row for, with their calls: "aten::foo 2; aten::bar 1". `unseen` are those of them that ran outside the
+    dispatcher, with the place: "unseen::f 2 in 'scan' at net.py:42". `execution` is "shapes" or "real". `built` and
+    `inputs` say what was counted, on what.
     """
 
     model: str
@@ -26,6 +27,7 @@ class Result:
     free: int | None = None
     omitted: int | None = None
     unknown_ops: str = ""
+    unseen: str = ""
     seconds: float = 0.0
     execution: str = ""
     error: str = ""
@@ -34,6 +36,8 @@ class Result:
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
+# The columns of earlier sweeps, which did not look for work outside the dispatcher.
+_EARLIER = tuple(name for name in COLUMNS if name != "unseen")
 
 
 class NotASweep(ValueError):
@@ -47,6 +51,8 @@ def read_results(path: Path) -> dict[str, Result]:
     with path.open(newline="") as file:
         reader = csv.reader(file)
         header = tuple(next(reader, ()))
+        if header == _EARLIER:
+            raise NotASweep(f"{path} is of an earlier sweep, without the column 'unseen'")
         if header != COLUMNS:
             raise NotASweep(f"{path} starts with {','.join(header)[:80]!r}, not with the columns of a sweep")
         # The last line of a sweep that was killed may have no end: such a row is counted again.
@@ -83,6 +89,7 @@ def _parse(row: dict[str, str]) -> Result:
         free=count("free"),
         omitted=count("omitted"),
         unknown_ops=row["unknown_ops"],
+        unseen=row["unseen"],
         seconds=float(row["seconds"] or 0),
         execution=row["execution"],
         error=row["error"],

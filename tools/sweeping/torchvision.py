@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,8 +11,12 @@ from torch import nn
 
 from sweeping.case import Case
 from sweeping.torchvision_kernels import define_torchvision_kernels
+from sweeping.weights import quick_weights
 
 ways = ("meta", "random")
+real_ways = ("quick", "random")
+
+_QUICK_SIDE = 128  # of an image for a model that takes any, RAFT's smallest
 
 # The kinds whose inputs are not an image of the size that the weights' preset names.
 _DETECTION_SIDE = 800  # the shorter side to which a detection model resizes its images
@@ -39,12 +44,13 @@ def build(name: str, way: str) -> Case:
     if "weights_backbone" in accepted:
         options["weights_backbone"] = None
     device = torch.device("meta" if way == "meta" else "cpu")
-    with device:
+    with quick_weights() if way == "quick" else nullcontext(), device:
         model = models.get_model(name, **options).eval()
 
     def make_inputs() -> tuple[Any, ...]:
         with device:
-            return _make_inputs(kind, models.get_model_weights(name), model)
+            inputs = _make_inputs(kind, models.get_model_weights(name), model)
+            return _make_smaller(inputs, kind, model) if way == "quick" else inputs
 
     return Case(model, make_inputs, f"torchvision.models.get_model({name!r})")
 
@@ -62,6 +68,16 @@ def _make_inputs(kind: str, weights: Any, model: nn.Module) -> tuple[Any, ...]:
     if kind == "video":
         return (torch.rand(1, 3, max(_FRAMES, weights.DEFAULT.meta.get("min_temporal_size", 0)), *sides),)
     return (torch.rand(1, 3, *sides),)
+
+
+def _make_smaller(inputs: tuple[Any, ...], kind: str, model: nn.Module) -> tuple[Any, ...]:
+    """Return smaller images for a model that takes them; a detection model resizes its own, to a side that is set."""
+    if kind == "detection":
+        if max(model.transform.min_size) > _QUICK_SIDE:
+            model.transform.min_size = (_QUICK_SIDE,)
+        return inputs
+    has_size = hasattr(model, "image_size") or type(model).__name__ in ("MaxVit", "MViT")
+    return inputs if has_size else tuple(images[..., :_QUICK_SIDE, :_QUICK_SIDE].contiguous() for images in inputs)
 
 
 def _torchvision() -> Any:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import reprlib
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from sweeping.case import Case
+from sweeping.transformers_asked import TEXT
 from sweeping.transformers_configs import make_config, own_config, shrink
 from sweeping.transformers_inputs import make_inputs
+from sweeping.weights import quick_weights
 
 _SMALL = 4 << 30  # bytes of weights that a shrunken model may have
 ways = ("meta", "random", "small")
+real_ways = ("tiny", "quick")
+_TINY_TEXT = 32  # tokens
 
 
 def version() -> str:
@@ -35,10 +40,13 @@ def build(name: str, way: str) -> Case:
         adjusted |= shrink(config)
         if _weigh(model_class, config) > _SMALL:
             adjusted |= shrink(config, more=True)
-    with torch.device("meta" if way == "meta" else "cpu"):
+    if way == "tiny":
+        adjusted |= shrink(config, more=True, eyes=True)
+    with quick_weights() if way in real_ways else nullcontext(), torch.device("meta" if way == "meta" else "cpu"):
         model = model_class._from_config(config).eval()
+    text = _TINY_TEXT if way == "tiny" else TEXT
     changes = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in adjusted.items())
-    return Case(model, lambda: make_inputs(name, model), f"{model_class.__name__}({changes})")
+    return Case(model, lambda: make_inputs(name, model, text), f"{model_class.__name__}({changes})")
 
 
 def _weigh(model_class: Any, config: Any) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 from sweeping.transformers_configs import read_vocabulary, walk_configs
 
-TEXT = 128  # tokens, unless the model takes fewer
+TEXT = 128  # tokens
 IMAGE = 224  # the sides of an image where the configuration names none
 DETECTION = 640  # the same for a model that takes a mask of the image's pixels, as detectors do
 FRAMES = 16
@@ -22,12 +22,16 @@ SAMPLES = 16_000  # of sound: one second
 
 @dataclass(slots=True)
 class Asked:
-    """What is known of a model while its inputs are made: `made` are those that there are already."""
+    """What is known of a model while its inputs are made: `made` are those that there are already.
+
+    A text has `text` tokens, unless the model takes fewer.
+    """
 
     name: str
     model: nn.Module
     config: Any
     accepted: Mapping[str, inspect.Parameter]
+    text: int = TEXT
     made: dict[str, Any] = field(default_factory=dict)
 
     def wants(self, *names: str) -> bool:
@@ -91,7 +95,7 @@ def image_channels(asked: Asked) -> int:
 def text_length(asked: Asked) -> int:
     """Return how many tokens a text has."""
     limit = asked.read("max_position_embeddings", "n_positions", "max_source_positions", part="text")
-    return min(TEXT, limit) if isinstance(limit, int) and limit > 0 else TEXT
+    return min(asked.text, limit) if isinstance(limit, int) and limit > 0 else asked.text
 
 
 def make_words(asked: Asked, length: int) -> torch.Tensor:

@@ -53,6 +53,7 @@ ADJUSTMENTS: dict[str, dict[str, Any]] = {
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
     # The default leaves out what only a checkpoint's configuration says: sizes of heads, counts of experts ...
+    "clvp": {"speech_config": {"vocab_size": 8194}},  # its decoder's codes
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
@@ -253,16 +254,16 @@ def _texts(config: Any) -> list[Any]:
         return []
 
 
-def shrink(config: Any, *, more: bool = False) -> dict[str, Any]:
+def shrink(config: Any, *, more: bool = False, eyes: bool = False) -> dict[str, Any]:
     """Lower the depths and the numbers of experts of a configuration in place, and return what was changed.
 
     Widths stay, so that every shape but the number of layers and experts is that of the real model; with `more`, the
-    vocabulary and the inner widths of feed-forward layers shrink too. Parts that see or hear stay whole: they are
-    small, and name some of their layers by number.
+    vocabulary and the inner widths of feed-forward layers shrink too. Parts that see or hear stay whole without `eyes`:
+    they are small, and name some of their layers by number.
     """
     changed: dict[str, Any] = {}
     for part in walk_configs(config):
-        if any(word in type(part).__name__ for word in ("Vision", "Audio", "Backbone")):
+        if not eyes and any(word in type(part).__name__ for word in ("Vision", "Audio", "Backbone")):
             continue
         changed |= _shrink_part(part)
         if more:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sweeping.transformers_asked import (
     IMAGE,
     SAMPLES,
     SOUND,
+    TEXT,
     Asked,
     floats,
     image_channels,
@@ -28,10 +30,10 @@ from sweeping.transformers_configs import PLACEHOLDERS
 from sweeping.transformers_own import LEFT_OUT, OWN, SHAPES
 
 
-def make_inputs(name: str, model: nn.Module) -> dict[str, Any]:
+def make_inputs(name: str, model: nn.Module, text: int = TEXT) -> dict[str, Any]:
     """Return argument name → value. Integers and masks are on the CPU; what is floating point is as the model."""
     parameters = inspect.signature(model.forward).parameters
-    asked = Asked(name, model, model.config, parameters)
+    asked = Asked(name, model, model.config, parameters, text)
     if name in OWN:
         asked.made.update(OWN[name](asked))
     asked.made.update({argument: floats(asked, *shape) for argument, shape in SHAPES.get(name, {}).items()})
@@ -147,25 +149,21 @@ def _input_ids(asked: Asked) -> torch.Tensor:
 
 
 class _Probe(nn.Module):
-    """A model that makes only its features of an image or a sound, and tells how many there are."""
+    """A model that makes only its features of an image or a sound, and returns those."""
 
-    def __init__(self, model: nn.Module, getter: Callable[..., Any], tell: Callable[[int], None]) -> None:
+    def __init__(self, model: nn.Module, getter: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self._getter = getter
-        self._tell = tell
 
-    def forward(self, **given: Any) -> None:
+    def forward(self, **given: Any) -> Any:
         features = self._getter(**given)
         pooled = getattr(features, "pooler_output", features)
         if pooled is None:
             pooled = getattr(features, "last_hidden_state", None)
         if pooled is None:  # Granite Vision gives (layer of the text model, features) for some layers
             pooled = features.deepstack_features[0][1]
-        features = pooled
-        if isinstance(features, torch.Tensor):
-            features = [features]
-        self._tell(sum(item.numel() // item.shape[-1] for item in features))
+        return pooled
 
 
 def count_placeholders(asked: Asked, kind: str) -> int:
@@ -181,9 +179,10 @@ def count_placeholders(asked: Asked, kind: str) -> int:
     ]
     if not given or any(name not in given for name in needed):
         return 0
-    counts: list[int] = []
-    FlopCountAnalysis(_Probe(asked.model, getter, counts.append), None, kwargs=given).trace()
-    return counts[-1]
+    trace = FlopCountAnalysis(_Probe(asked.model, getter), None, kwargs=given).trace()
+    # What the model keeps meanwhile is restored, so the result is read from the trace.
+    (features,) = [item.outputs for item in trace.region_signatures if not trace.regions[item.region].name]
+    return sum(prod(item.shape[:-1]) for item in features)
 
 
 def _decoder_input_ids(asked: Asked) -> torch.Tensor:

@@ -13,7 +13,6 @@ from sweeping.transformers_asked import (
     FRAMES,
     IMAGE,
     SOUND,
-    TEXT,
     Asked,
     floats,
     image_channels,
@@ -115,7 +114,7 @@ def _mllama(asked: Asked) -> dict[str, Any]:
         "pixel_values": _image(asked, 1, 1, 4),
         "aspect_ratio_ids": integers([[1]]),
         "aspect_ratio_mask": ones(1, 1, 4),
-        "cross_attention_mask": ones(1, TEXT, 1, 4),
+        "cross_attention_mask": ones(1, asked.text, 1, 4),
     }
 
 
@@ -164,7 +163,7 @@ def _docling(asked: Asked) -> dict[str, Any]:
 
 def _kosmos(asked: Asked) -> dict[str, Any]:
     queries = asked.read("latent_query_num")
-    mask = torch.zeros_like(ones(1, TEXT))
+    mask = torch.zeros_like(ones(1, asked.text))
     mask[:, 1 : 1 + queries] = 1
     return {"image_embeds_position_mask": mask}
 
@@ -199,7 +198,7 @@ def _words_per_frame(asked: Asked) -> dict[str, Any]:
 
 def _sound_places(asked: Asked) -> dict[str, Any]:
     """750 placeholders, for 30 seconds; the model makes its features only with them at hand."""
-    words = make_words(asked, TEXT)
+    words = make_words(asked, asked.text)
     token = asked.read(*PLACEHOLDERS["audio"])
     return {"input_ids": torch.cat([words, torch.full((1, SOUND // 4), token, device="cpu")], dim=1)}
 
@@ -252,6 +251,10 @@ def _inkling(asked: Asked) -> dict[str, Any]:
     return {"pixel_values": floats(asked, 64, side, side, 3), "image_grid_thw": integers([[1, 8, 8]])}
 
 
+def _padded_sound(asked: Asked) -> dict[str, Any]:
+    return {"padding_mask": ones(1, SOUND)}
+
+
 def _gemma3n(asked: Asked) -> dict[str, Any]:
     return {"input_features_mask": ones(1, SOUND).bool()}
 
@@ -299,7 +302,7 @@ def _glm_image(asked: Asked) -> dict[str, Any]:
         "pixel_values": floats(asked, side * side, 3 * patch * patch),
         "image_grid_thw": integers([[1, side, side]] * 2),
         "images_per_sample": integers([2]),
-        "input_ids": torch.cat([make_words(asked, TEXT), image], dim=1),
+        "input_ids": torch.cat([make_words(asked, asked.text), image], dim=1),
     }
 
 
@@ -317,7 +320,7 @@ def _sized_512(asked: Asked) -> dict[str, Any]:
 
 
 def _idefics(asked: Asked) -> dict[str, Any]:
-    return {"pixel_values": _image(asked, 1, 1), "image_attention_mask": ones(1, TEXT, 1)}
+    return {"pixel_values": _image(asked, 1, 1), "image_attention_mask": ones(1, asked.text, 1)}
 
 
 def _queries(asked: Asked) -> dict[str, Any]:
@@ -340,12 +343,12 @@ def _assistant(asked: Asked) -> dict[str, Any]:
     width = asked.config.hidden_size
     return {
         "noise_embeds": floats(asked, 1, asked.config.block_size, width),
-        "context_hidden_states": floats(asked, 1, TEXT, width * len(asked.config.target_layer_ids)),
+        "context_hidden_states": floats(asked, 1, asked.text, width * len(asked.config.target_layer_ids)),
     }
 
 
 def _embeds(asked: Asked) -> dict[str, Any]:
-    return {"inputs_embeds": floats(asked, 1, TEXT, asked.config.hidden_size)}
+    return {"inputs_embeds": floats(asked, 1, asked.text, asked.config.hidden_size)}
 
 
 def _omdet(asked: Asked) -> dict[str, Any]:
@@ -521,6 +524,7 @@ OWN: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "smolvlm_vision": _masked_patches,
     "seggpt": _seggpt,
     "neomme": _neomme,
+    "moss_transcribe_diarize": _padded_sound,
 }
 
 # Model type → the shapes of floating-point arguments that are always the same.
@@ -537,6 +541,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "pe_video": {"pixel_values_videos": (1, 16, 3, 336, 336)},
     "pe_video_encoder": {"pixel_values_videos": (1, 16, 3, 336, 336)},
     "perception_lm": {"pixel_values": (1, 1, 3, 448, 448)},
+    "pop2piano": {"input_features": (1, 300, 512)},  # a spectrogram that its extractor made as wide as the model
     "rf_detr": {"pixel_values": (1, 3, 560, 560)},  # whole windows of 4 × 14
     "superglue": {"pixel_values": (1, 2, 3, 480, 640)},  # two images, to be matched
     "tvp": {"pixel_values": (1, 48, 3, 448, 448)},  # 48 frames

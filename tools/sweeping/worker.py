@@ -16,21 +16,28 @@ from multiprocessing.connection import Connection
 import torch
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, FormulaTable, load_table, parameter_count
+from fvflops.metrics.unknown_places import find_unknown_places
+from fvflops.reports.ledger import format_places
 from fvflops.trace import Status
 from sweeping.case import Case, Library
 from sweeping.result import Result
 from tests.torchvision_schemas import define_torchvision_schemas
 
 _LONGEST_CAUSE = 200
-_LIGHT = 6 << 30  # bytes that a worker may allocate for a model without real weights
+# Words in the cause of a failure that more memory may cure.
+WANTS_MEMORY = ("memory", "allocate")
+_LIGHT = 6 << 30  # bytes that a worker may allocate while others work too
+# How the names of ops begin that ran outside the dispatcher.
+_UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One model to be built in one way."""
+    """One model to be built in one way; one that is `heavy` runs while no other heavy one does."""
 
     name: str
     way: str
+    heavy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Answer:
     """What a worker says of a task: the result, the bytes of the model's weights (None if it could not be built).
 
     `final` says that building it in another way would fail for the same cause; `exhausted` that a model with real
-    weights failed, perhaps for want of memory.
+    weights failed for want of memory, as it seems.
     """
 
     result: Result
@@ -55,8 +62,8 @@ def load_library(name: str) -> Library:
     return importlib.import_module(f"sweeping.{name}")
 
 
-def serve(connection: Connection, library_name: str, table_name: str, memory: int) -> None:
-    """Answer tasks until the pipe is closed; `memory` bytes may be allocated for a model with real weights."""
+def serve(connection: Connection, library_name: str, table_name: str, execution: str, memory: int) -> None:
+    """Answer tasks until the pipe is closed; `memory` bytes may be allocated for a heavy one."""
     _silence()
     table = load_table(table_name)
     torch.set_num_threads(1)
@@ -68,11 +75,11 @@ def serve(connection: Connection, library_name: str, table_name: str, memory: in
             task = connection.recv()
         except EOFError:
             return
-        _limit_memory(_LIGHT if task.way == "meta" else memory)
-        connection.send(answer(library, table, task))
+        _limit_memory(memory if task.heavy else min(memory, _LIGHT))
+        connection.send(answer(library, table, task, execution))
 
 
-def answer(library: Library, table: FormulaTable, task: Task) -> Answer:
+def answer(library: Library, table: FormulaTable, task: Task, execution: str) -> Answer:
     """Build and count one model by a table, whatever it raises."""
     random.seed(0)
     torch.manual_seed(0)
@@ -81,7 +88,7 @@ def answer(library: Library, table: FormulaTable, task: Task) -> Answer:
     try:
         case = library.build(task.name, task.way)
         weight_bytes = sum(tensor.nbytes for tensor in (*case.model.parameters(), *case.model.buffers()))
-        result = count_case(task.name, case, table)
+        result = count_case(task.name, case, table, execution)
         final = True
     except Exception as error:
         result = Result(task.name, error=explain(error), built=case.built if case else "")
@@ -90,20 +97,22 @@ def answer(library: Library, table: FormulaTable, task: Task) -> Answer:
     del case
     if task.way != "meta":
         gc.collect()
-    return Answer(replace(result, seconds=seconds), weight_bytes, final, bool(result.error) and task.way != "meta")
+    exhausted = task.way != "meta" and any(word in result.error for word in WANTS_MEMORY)
+    return Answer(replace(result, seconds=seconds), weight_bytes, final, exhausted)
 
 
-def count_case(name: str, case: Case, table: FormulaTable) -> Result:
+def count_case(name: str, case: Case, table: FormulaTable, execution: str = "auto") -> Result:
     """Return the figures of a model on its inputs, by a table."""
     inputs = case.make_inputs()
-    named = isinstance(inputs, dict)
-    flops = FlopCountAnalysis(case.model, None if named else inputs, kwargs=inputs if named else None, table=table)
+    args, kwargs = (None, inputs) if isinstance(inputs, dict) else (inputs, None)
+    flops = FlopCountAnalysis(case.model, args, kwargs=kwargs, table=table, execution=execution)
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     total = flops.total()
     trace = flops.trace()
     activations = ActivationCountAnalysis.from_trace(trace, table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     ledger = flops.counts().ledger()
+    places = find_unknown_places(trace, flops.counts())
     return Result(
         model=name,
         params=parameter_count(case.model)[""],
@@ -113,6 +122,11 @@ def count_case(name: str, case: Case, table: FormulaTable) -> Result:
         free=ledger[Status.FREE].total(),
         omitted=ledger[Status.OMITTED].total(),
         unknown_ops="; ".join(f"{op} {calls}" for op, calls in sorted(ledger[Status.UNKNOWN].items())),
+        unseen="; ".join(
+            f"{op} {calls} in {format_places(places[op])}"
+            for op, calls in sorted(ledger[Status.UNKNOWN].items())
+            if op.startswith(_UNSEEN)
+        ),
         execution=trace.about["execution"],
         built=case.built,
         inputs=trace.about["inputs"],
