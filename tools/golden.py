@@ -45,10 +45,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> int:
     """Write the outputs of the jobs that match."""
+    if not list_only and folder.exists() and any(folder.iterdir()):
+        print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
+        return 2
     from goldens import inner
     from goldens.everything import find_jobs, import_libraries
     from goldens.jobs import run_jobs
 
+    inner.check_package()
     begun = time.monotonic()
     jobs = [job for job in find_jobs() if not only or any(fnmatchcase(job.name, pattern) for pattern in only)]
     if not jobs:
@@ -57,9 +61,6 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
     if list_only:
         print("\n".join(job.name for job in jobs))
         return 0
-    if folder.exists() and any(folder.iterdir()):
-        print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
-        return 2
     folder.mkdir(parents=True, exist_ok=True)
     import_libraries(jobs)
     failed = run_jobs(jobs, folder.resolve(), processes, lambda text: print(text, file=sys.stderr, flush=True))

@@ -19,16 +19,20 @@ Build = Callable[[], tuple[Any, tuple[Any, ...]]]
 
 # Of these, all is written by module too; of the others by operator, and flops by module.
 _IN_FULL = ("default", "exact", "fvcore")
-_MODES = ("eval", "train")
 
 
 def jobs() -> list[Job]:
-    """Return a job for each model in each mode."""
+    """Return a job for each model in each mode; in train, and of models too large for memory, some conventions do."""
     found = []
-    for name in zoo.ZOO:
-        found += _of_model(f"counts/zoo/{name}", partial(_build_zoo, name), inner.conventions())
+    for name, entry in zoo.ZOO.items():
+        build: Build = partial(_build_zoo, name)
+        found.append(Job(f"counts/zoo/{name}/eval", partial(_write_model, build, full=not entry.meta)))
+        if not entry.meta:
+            found.append(Job(f"counts/zoo/{name}/train", partial(_write_model, build, train=True)))
     for name, build in inner.test_models().items():
-        found += _of_model(f"counts/models/{file_name([name])}", build, inner.conventions())
+        folder = f"counts/models/{file_name([name])}"
+        found.append(Job(f"{folder}/eval", partial(_write_model, build, full=True)))
+        found.append(Job(f"{folder}/train", partial(_write_model, build, train=True)))
     found.append(Job("counts/layers", _write_layers))
     return found
 
@@ -42,10 +46,6 @@ def _write_layers(folder: Folder) -> None:
         folder.write(f"{file_name([name])}.txt", sections(texts))
 
 
-def _of_model(name: str, build: Build, tables: list[str]) -> list[Job]:
-    return [Job(f"{name}/{mode}", partial(_write_model, build, mode, tables)) for mode in _MODES]
-
-
 def _build_zoo(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     inputs = tuple(
         torch.zeros(shape, dtype=getattr(torch, dtype), device="meta") for _, shape, dtype in zoo.ZOO[name].inputs
@@ -53,14 +53,15 @@ def _build_zoo(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return zoo.build(name, device="meta"), inputs
 
 
-def _write_model(build: Build, mode: str, tables: list[str], folder: Folder) -> None:
+def _write_model(build: Build, folder: Folder, *, train: bool = False, full: bool = False) -> None:
     torch.manual_seed(0)
     model, inputs = build()
     if isinstance(model, nn.Module):
-        model.train(mode == "train")
-    for table in tables:
+        model.train(train)
+    for table in inner.conventions() if full else _IN_FULL:
         folder.write(f"{table}.txt", attempt(partial(_tell_counts, model, inputs, table)))
-    folder.write("texts.txt", attempt(partial(_tell_texts, model, inputs)))
+    if not train:
+        folder.write("texts.txt", attempt(partial(_tell_texts, model, inputs)))
     folder.write("trace.json", attempt(lambda: break_lines(_analyse(model, inputs, "default").trace().to_json())))
 
 

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-if str(ROOT) not in sys.path:
+if sys.path[:1] != [str(ROOT)]:
     sys.path.insert(0, str(ROOT))
+
+
+def check_package() -> None:
+    """Raise ImportError where fvflops is not that of this checkout."""
+    import fvflops
+
+    if not Path(fvflops.__file__).resolve().is_relative_to(ROOT):
+        raise ImportError(f"fvflops is imported from {fvflops.__file__}, and not from {ROOT}")
 
 
 def command_line() -> Callable[[list[str]], int]:
