@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Writes all that fvflops counts and prints as a tree of text files, and compares two such trees.
+
+    tools/golden.py write DIR [--only PATTERN] [--jobs 2]
+    tools/golden.py compare OLD NEW [--words | --words-file PATH] [--lines N]
+
+For changes that are to change nothing: write before and after, and compare. Files that differ in a number are told
+apart from those that differ in words alone. The exit code of `compare` is 1 where a number differs, or a file is
+missing or new, and else 0; `write` exits with 1 where an output could not be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from goldens import clock
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(prog="tools/golden.py", description=(__doc__ or "").partition("\n")[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    write = actions.add_parser("write", help="write the outputs of this checkout")
+    write.add_argument("folder", type=Path, metavar="DIR", help="an empty folder, or none yet")
+    write.add_argument("--only", action="append", default=[], metavar="PATTERN", help="such as 'counts/zoo/*'")
+    write.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at a time; default: 2")
+    write.add_argument("--list", action="store_true", help="print the names of the jobs, and write nothing")
+    compared = actions.add_parser("compare", help="compare two folders")
+    compared.add_argument("old", type=Path, metavar="OLD")
+    compared.add_argument("new", type=Path, metavar="NEW")
+    compared.add_argument(
+        "--lines", type=int, default=20, metavar="N", help="lines of each diff, 0 for all; default: 20"
+    )
+    compared.add_argument("--words", action="store_true", help="print the diffs of words in full, file by file")
+    compared.add_argument("--words-file", type=Path, metavar="PATH", help="write these to a file instead")
+    return parser.parse_args(argv)
+
+
+def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> int:
+    """Write the outputs of the jobs that match."""
+    if not list_only and folder.exists() and any(folder.iterdir()):
+        print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
+        return 2
+    from goldens import inner
+    from goldens.everything import find_jobs, import_libraries
+    from goldens.jobs import run_jobs
+
+    inner.check_package()
+    begun = time.monotonic()
+    jobs = [job for job in find_jobs() if not only or any(fnmatchcase(job.name, pattern) for pattern in only)]
+    if not jobs:
+        print(f"golden: --only {' '.join(only)} matches no job: see --list", file=sys.stderr)
+        return 2
+    if list_only:
+        print("\n".join(job.name for job in jobs))
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    import_libraries(jobs)
+    failed = run_jobs(jobs, folder.resolve(), processes, lambda text: print(text, file=sys.stderr, flush=True))
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    print(f"{len(files):,} files, {size / 1e6:.1f} MB, of {inner.ROOT}, in {time.monotonic() - begun:.0f} s")
+    for name in failed:
+        print(f"failed: {name}")
+    return 1 if failed else 0
+
+
+def main(argv: list[str]) -> int:
+    """Run one action and return its exit code."""
+    arguments = parse(argv)
+    if arguments.action == "compare":
+        from goldens.comparison import compare
+
+        return compare(
+            arguments.old,
+            arguments.new,
+            lines=arguments.lines,
+            words=arguments.words,
+            words_file=arguments.words_file,
+        )
+    return write(arguments.folder, arguments.only, arguments.jobs, list_only=arguments.list)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["write"] and os.environ.get("FVFLOPS_GOLDEN") is None:
+        # Some of these count only from the start of Python on.
+        from goldens.environment import ENVIRONMENT, UNSET
+
+        kept = {name: value for name, value in os.environ.items() if name not in UNSET}
+        root = str(Path(__file__).resolve().parent.parent)  # for the processes that commands start
+        again = {**kept, **ENVIRONMENT, "PYTHONPATH": root, "FVFLOPS_GOLDEN": "1"}
+        os.execve(sys.executable, [sys.executable, *sys.argv], again)
+    clock.install()
+    sys.exit(main(sys.argv[1:]))
