@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fvflops.collector import uncollected
+from fvflops.garbage_collector import uncollected
 
 if TYPE_CHECKING:
     from fvflops.analysis import (
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
         summarise,
     )
     from fvflops.analysis.byte_counts import ByteCountAnalysis
-    from fvflops.analysis.comparison import compare
-    from fvflops.analysis.diff import diff
-    from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
-    from fvflops.analysis.generation import generation_cost
-    from fvflops.analysis.kernel_profile import KernelProfile, profile_kernels
-    from fvflops.analysis.memory import predict_memory
-    from fvflops.analysis.parameters import parameter_summary, parameter_summary_table
-    from fvflops.analysis.plan import plan_rank
-    from fvflops.analysis.profile import ProfileAnalysis
-    from fvflops.analysis.ranks import gather
-    from fvflops.analysis.scaling import cost_of
-    from fvflops.capture.record import record_call
+    from fvflops.capture.run import record_call
+    from fvflops.features.communication.compute import read_communication
+    from fvflops.features.communication.ranks import gather
+    from fvflops.features.conventions.compare import compare
+    from fvflops.features.deepspeed.flops_profiler import FlopsProfiler, get_model_profile
+    from fvflops.features.diff.diff import diff
+    from fvflops.features.diff.model import ModelDifference
+    from fvflops.features.generation.generation import generation_cost
+    from fvflops.features.kernels.kernel_profile import KernelProfile, profile_kernels
+    from fvflops.features.memory.compute import MemoryMoment, MemoryTimeline
+    from fvflops.features.memory.memory import predict_memory
+    from fvflops.features.parameters.model import ParameterCount
+    from fvflops.features.parameters.parameters import parameter_summary, parameter_summary_table
+    from fvflops.features.planning.plan import plan_rank
+    from fvflops.features.profiling.profile import ProfileAnalysis
+    from fvflops.features.roofline.compute import roofline
+    from fvflops.features.scaling.scaling import cost_of
+    from fvflops.features.utilisation.compute import UtilisationError, hfu, mfu
+    from fvflops.features.utilisation.devices import Device, find_device
     from fvflops.formulas import Call, Cost, FormulaTable, load_table, register_formula
-    from fvflops.metrics.communication import read_communication
-    from fvflops.metrics.devices import Device, find_device
-    from fvflops.metrics.memory import MemoryMoment, MemoryTimeline
-    from fvflops.metrics.roofline import roofline
-    from fvflops.metrics.utilisation import UtilisationError, hfu, mfu
     from fvflops.trace import Counts, StopsAt, Summary, Trace
-    from fvflops.trace.difference import ModelDifference
-    from fvflops.trace.parameters import ParameterCount
 
     JitModelAnalysis = ModelAnalysis
 
@@ -57,48 +57,48 @@ _HOMES = {
     "Call": "fvflops.formulas",
     "Cost": "fvflops.formulas",
     "Counts": "fvflops.trace",
-    "Device": "fvflops.metrics.devices",
+    "Device": "fvflops.features.utilisation.devices",
     "FlopCountAnalysis": "fvflops.analysis",
-    "FlopsProfiler": "fvflops.analysis.flops_profiler",
+    "FlopsProfiler": "fvflops.features.deepspeed.flops_profiler",
     "FormulaTable": "fvflops.formulas",
-    "KernelProfile": "fvflops.analysis.kernel_profile",
-    "MemoryMoment": "fvflops.metrics.memory",
-    "MemoryTimeline": "fvflops.metrics.memory",
+    "KernelProfile": "fvflops.features.kernels.kernel_profile",
+    "MemoryMoment": "fvflops.features.memory.compute",
+    "MemoryTimeline": "fvflops.features.memory.compute",
     "ModelAnalysis": "fvflops.analysis",
-    "ModelDifference": "fvflops.trace.difference",
-    "ParameterCount": "fvflops.trace.parameters",
-    "ProfileAnalysis": "fvflops.analysis.profile",
+    "ModelDifference": "fvflops.features.diff.model",
+    "ParameterCount": "fvflops.features.parameters.model",
+    "ProfileAnalysis": "fvflops.features.profiling.profile",
     "StopsAt": "fvflops.trace",
     "Summary": "fvflops.trace",
     "Trace": "fvflops.trace",
     "TrainingStepAnalysis": "fvflops.analysis",
-    "UtilisationError": "fvflops.metrics.utilisation",
+    "UtilisationError": "fvflops.features.utilisation.compute",
     "activation_count": "fvflops.analysis",
-    "compare": "fvflops.analysis.comparison",
-    "diff": "fvflops.analysis.diff",
-    "cost_of": "fvflops.analysis.scaling",
-    "find_device": "fvflops.metrics.devices",
+    "compare": "fvflops.features.conventions.compare",
+    "diff": "fvflops.features.diff.diff",
+    "cost_of": "fvflops.features.scaling.scaling",
+    "find_device": "fvflops.features.utilisation.devices",
     "flop_count": "fvflops.analysis",
     "flop_count_str": "fvflops.analysis",
     "flop_count_table": "fvflops.analysis",
-    "gather": "fvflops.analysis.ranks",
-    "generation_cost": "fvflops.analysis.generation",
-    "get_model_profile": "fvflops.analysis.flops_profiler",
-    "hfu": "fvflops.metrics.utilisation",
+    "gather": "fvflops.features.communication.ranks",
+    "generation_cost": "fvflops.features.generation.generation",
+    "get_model_profile": "fvflops.features.deepspeed.flops_profiler",
+    "hfu": "fvflops.features.utilisation.compute",
     "load_table": "fvflops.formulas",
-    "mfu": "fvflops.metrics.utilisation",
+    "mfu": "fvflops.features.utilisation.compute",
     "parameter_count": "fvflops.analysis",
     "parameter_count_table": "fvflops.analysis",
-    "parameter_summary": "fvflops.analysis.parameters",
-    "parameter_summary_table": "fvflops.analysis.parameters",
-    "plan_rank": "fvflops.analysis.plan",
-    "read_communication": "fvflops.metrics.communication",
-    "predict_memory": "fvflops.analysis.memory",
-    "profile_kernels": "fvflops.analysis.kernel_profile",
+    "parameter_summary": "fvflops.features.parameters.parameters",
+    "parameter_summary_table": "fvflops.features.parameters.parameters",
+    "plan_rank": "fvflops.features.planning.plan",
+    "read_communication": "fvflops.features.communication.compute",
+    "predict_memory": "fvflops.features.memory.memory",
+    "profile_kernels": "fvflops.features.kernels.kernel_profile",
     "record": "fvflops.analysis",
-    "record_call": "fvflops.capture.record",
+    "record_call": "fvflops.capture.run",
     "register_formula": "fvflops.formulas",
-    "roofline": "fvflops.metrics.roofline",
+    "roofline": "fvflops.features.roofline.compute",
     "schedule": "fvflops.analysis",
     "summarise": "fvflops.analysis",
 }

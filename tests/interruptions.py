@@ -25,8 +25,8 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils import checkpoint
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from fvflops.capture.patch import Patch
-from fvflops.capture.shape_tensor import ShapeTensor
+from fvflops.capture.instrument.patching import Patch
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
 _PACKAGE = "/fvflops/"
 

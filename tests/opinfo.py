@@ -15,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fvflops import load_table
-from fvflops.capture.dispatch import RecordingMode
-from fvflops.capture.record import ExecutionError, record_call
-from fvflops.capture.shape_dispatch import ShapeMode
+from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.trace import StopsAt, Trace
 
 STOPS = load_table("default").stops_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fvflops.trace import ModuleInfo, ModuleTree
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 # What a model may be called by somebody who means ill, or well; a module's name holds no dot.
 HOSTILE = (

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fvflops import load_table, record_call
-from fvflops.analysis.ranks import gather
-from fvflops.analysis.sequence import SharedSequence
-from fvflops.analysis.sharding import find_sharding, shard
-from fvflops.analysis.stages import cut, find_stages
+from fvflops.features.communication.ranks import gather
+from fvflops.features.planning.context_parallel import SharedSequence
+from fvflops.features.planning.pipeline import cut, find_stages
+from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.zoo import build
 
 RANKS = 2

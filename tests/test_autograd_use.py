@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import FlopCountAnalysis, record
-from fvflops.capture.record import ExecutionError, record_call
+from fvflops.capture.run import ExecutionError, record_call
 
 Forward = Callable[[nn.Module, torch.Tensor], Any]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fvflops import FlopCountAnalysis, record_call
-from fvflops.capture.signature import describe_call
+from fvflops.capture.recorder.signature import describe_call
 from tests.oracle import recurrence
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.oracle.number import Tally

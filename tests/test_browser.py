@@ -11,7 +11,7 @@ import pytest
 
 from fvflops.reports import PAGES, REPORTS
 from fvflops.trace import Summary
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.pages import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

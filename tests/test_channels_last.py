@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, FlopCountAnalysis
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from tests.opinfo import STOPS, calls_noted, storage_table
 
 timm = pytest.importorskip("timm")

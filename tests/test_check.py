@@ -13,9 +13,9 @@ import torch
 
 from fvflops import FlopCountAnalysis, paths, predict_memory
 from fvflops.cli import main
+from fvflops.features.budget.budget_file import load_budgets, make_limit, parse_budgets, update_text
+from fvflops.features.budget.model import Limit
 from fvflops.formulas import TableError
-from fvflops.metrics.budgets import load_budgets, make_limit, parse_budgets, update_text
-from fvflops.trace.budget import Limit
 from fvflops.units import parse_share, parse_size
 
 pytest_plugins = ["pytester"]
@@ -245,7 +245,7 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
 
 
 def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
-    monkeypatch.setattr("fvflops.cli.check.analyse", lambda *_, **__: pytest.fail("the work was done first"))
+    monkeypatch.setattr("fvflops.cli.commands.check.analyse", lambda *_, **__: pytest.fail("the work was done first"))
     assert check() == 2
     assert "budget.yaml:1: cannot be read: No such file" in capsys.readouterr().err
     (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")

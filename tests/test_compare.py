@@ -9,11 +9,11 @@ from torch import nn
 
 from fvflops import compare
 from fvflops.cli import main
+from fvflops.features.conventions.compute import explain
+from fvflops.features.conventions.model import Difference
+from fvflops.features.conventions.report import render
 from fvflops.formulas import shipped_tables
-from fvflops.metrics.difference import explain
-from fvflops.reports.comparison import render
 from fvflops.trace import Counts, Entry, ModuleTree, Status
-from fvflops.trace.comparison import Difference
 from tests.models import build_case
 
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
-from fvflops.capture.record import ExecutionError
+from fvflops.capture.run import ExecutionError
 from tests.data_parallel_worker import RANKS
 
 ROOT = Path(__file__).resolve().parent.parent

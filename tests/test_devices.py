@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fvflops import Device, find_device, load_table
+from fvflops.features.utilisation.devices import DTYPES, load_devices, short_dtype
 from fvflops.formulas import TableError, shipped_tables
-from fvflops.metrics.devices import DTYPES, load_devices, short_dtype
 
 DEVICES = [pytest.param(device, id=device.name) for device in load_devices()]
 

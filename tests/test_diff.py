@@ -16,11 +16,11 @@ import fvflops
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
+from fvflops.features.diff import report
+from fvflops.features.diff.model import MEASURES
+from fvflops.features.diff.module_matching import find_counterparts
 from fvflops.formulas import TableError
-from fvflops.metrics.counterparts import find_counterparts
-from fvflops.reports import difference as report
 from fvflops.trace import TraceError
-from fvflops.trace.difference import MEASURES
 from fvflops.zoo.llama import CONFIGS, Llama
 
 ROWS, WIDTH = 3, 8
@@ -300,7 +300,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path, saved):
 
 
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fvflops.cli.diff.analyse", lambda *_, **__: pytest.fail("the work was done first"))
+    monkeypatch.setattr("fvflops.cli.commands.diff.analyse", lambda *_, **__: pytest.fail("the work was done first"))
     assert main(["diff", "zoo:lenet5", "zoo:lenet5", "--output", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

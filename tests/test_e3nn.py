@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
-from fvflops.capture.record import ExecutionError
+from fvflops.capture.run import ExecutionError
 
 e3nn = pytest.importorskip("e3nn")
 

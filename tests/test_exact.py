@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.analysis.examples import check_examples, own_rows
-from fvflops.capture.record import record_call
+from fvflops.analysis.table_examples import check_examples, own_rows
+from fvflops.capture.run import record_call
+from fvflops.counting import TablePricer, count
 from fvflops.formulas.loading import shipped_tables
-from fvflops.metrics import TablePricer, count
 from fvflops.trace import Status
 from tests.library_schemas import define_library_schemas
 from tests.models import build_case

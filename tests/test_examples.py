@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvflops import load_table
-from fvflops.analysis.examples import (
+from fvflops.analysis.table_examples import (
     NotHere,
     WrongExample,
     check_example,
@@ -15,7 +15,7 @@ from fvflops.analysis.examples import (
     own_rows,
 )
 from fvflops.formulas import shipped_tables
-from fvflops.formulas.example import Example, ExampleError
+from fvflops.formulas.language.example import Example, ExampleError
 from fvflops.trace import TensorSpec
 from tests.library_schemas import define_library_schemas
 from tests.torchvision_schemas import define_torchvision_schemas

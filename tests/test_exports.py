@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
+from fvflops.counting import Amount, HandlePricer, TablePricer, build_timeline, count
 from fvflops.formulas import load_table
-from fvflops.metrics import Amount, HandlePricer, TablePricer, build_timeline, count
-from fvflops.reports import EXPORTS, frames
+from fvflops.reports import EXPORTS
+from fvflops.reports.files import frames
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
 from fvflops.trace.timeline import WEIGHTS, Frame, Item, Span, Timeline
 

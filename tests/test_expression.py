@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvflops.formulas.expression import MAX_LENGTH, Expression, ExpressionError
+from fvflops.formulas.language.expression import MAX_LENGTH, Expression, ExpressionError
 from fvflops.trace import Symbol, TensorSpec
 
 NAMES = {

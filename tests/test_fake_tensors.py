@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fvflops import ByteCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis, record
-from fvflops.capture.record import ExecutionError
+from fvflops.capture.run import ExecutionError
 from fvflops.zoo import build
 
 EXECUTIONS = ("auto", "shapes", "real")

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture import plain_sizes as module
-from fvflops.capture.memo import clear_memo
-from fvflops.capture.plain_sizes import plain_sizes
-from fvflops.collector import uncollected
+from fvflops.capture.shapes import plain_sizes as module
+from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes.shape_cache import clear_memo
+from fvflops.garbage_collector import uncollected
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
@@ -112,7 +112,7 @@ def process():
 
 def test_the_first_counts_import_neither_sympy_nor_a_compiler(process):
     names = process["added"] + process["after"]
-    assert "fvflops.capture.shape_dispatch" in names
+    assert "fvflops.capture.shapes.shape_mode" in names
     assert not list(filter(is_heavy, names))
     assert not [name for name in names if name.startswith(("torch._decomp", "torch._refs", "torch._meta"))]
     assert not {"pandas", "matplotlib", "networkx", "torchvision"}.intersection(names)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-import fvflops.capture.meter as meter
+import fvflops.capture.instrument.probe as meter
 from fvflops import Trace, record, units, zoo
-from fvflops.analysis.flops_profiler import FlopsProfiler, get_model_profile
-from fvflops.analysis.model_profile import read_profile
-from fvflops.analysis.profiler_configuration import ProfilerConfiguration, read_configuration
-from fvflops.analysis.step_profiler import StepProfiler
-from fvflops.formulas.document import TableError
-from fvflops.reports.profile import render
+from fvflops.features.deepspeed.compute import read_profile
+from fvflops.features.deepspeed.configuration import ProfilerConfiguration, read_configuration
+from fvflops.features.deepspeed.flops_profiler import FlopsProfiler, get_model_profile
+from fvflops.features.deepspeed.report import render
+from fvflops.features.deepspeed.step_profiler import StepProfiler
+from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import TraceError
 from tests.deepspeed_process import CALLS, FORMATS, arguments, get_text
 

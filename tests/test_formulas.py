@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fvflops.analysis.examples import bind_example, overloads_of, sign_example
-from fvflops.capture.signature import describe_op
+from fvflops.analysis.table_examples import bind_example, overloads_of, sign_example
+from fvflops.capture.recorder.signature import describe_op
 from fvflops.formulas import Call, load_table
-from fvflops.formulas.example import Example
-from fvflops.formulas.row import price_call
-from fvflops.formulas.shipped import FORMULAS
+from fvflops.formulas.language.example import Example
+from fvflops.formulas.registry import FORMULAS
+from fvflops.formulas.rows import price_call
 from fvflops.trace import TensorSpec
 from fvflops.trace.signature import packet_of
 from tests.products import DEFAULT, Products, meta, price, run

@@ -8,9 +8,9 @@ import pytest
 import torch
 from fvcore.nn.jit_handles import einsum_flop_jit
 
-from fvflops.capture.signature import describe_call
+from fvflops.capture.recorder.signature import describe_call
 from fvflops.formulas import Call
-from fvflops.formulas.shipped import FORMULAS, find_formula
+from fvflops.formulas.registry import FORMULAS, find_formula
 from fvflops.trace import TensorSpec
 from tests.products import Products
 

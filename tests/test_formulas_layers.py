@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fvflops.formulas import Call
-from fvflops.formulas.shipped import FORMULAS
+from fvflops.formulas.registry import FORMULAS
 from fvflops.trace import TensorSpec
 from tests.products import Products, meta, price, run
 

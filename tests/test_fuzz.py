@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops.capture.shape_tensor import ShapeTensor
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from tests.fuzz.block import Kind, Made
 from tests.fuzz.comparison import compare, compare_ways, explain, shrink
 from tests.fuzz.network import KINDS, Network, Plan

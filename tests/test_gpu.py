@@ -17,8 +17,8 @@ from fvflops import (
     predict_memory,
     profile_kernels,
 )
-from fvflops.capture.record import record_call
-from fvflops.capture.signature import tensors_of
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import record_call
 from fvflops.trace import Trace
 from tests.models import build_case
 

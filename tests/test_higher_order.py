@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fvflops import FlopCountAnalysis, record_call
 from fvflops.analysis.text import summarise
 from fvflops.formulas import load_table
-from fvflops.reports.ledger import write_sentences
+from fvflops.reports.terminal.op_coverage import write_sentences
 
 pytestmark = pytest.mark.skipif(
     not hasattr(TorchDispatchMode, "supports_higher_order_operators"),

@@ -24,15 +24,19 @@ from fvflops import (
     summarise,
 )
 from fvflops.analysis.breakdown import break_down
-from fvflops.analysis.model_profile import read_profile
+from fvflops.counting import TablePricer, build_timeline
+from fvflops.features.budget import report as budget_report
+from fvflops.features.budget.budget_file import parse_budgets, update_text
+from fvflops.features.budget.model import Finding, Growth, Limit, Verdict
+from fvflops.features.deepspeed import report as deepspeed_report
+from fvflops.features.deepspeed.compute import read_profile
+from fvflops.features.roofline import plot as roofline_plot
+from fvflops.features.roofline import report as roofline_report
 from fvflops.formulas import load_table
-from fvflops.metrics import TablePricer, build_timeline
-from fvflops.metrics.budgets import parse_budgets, update_text
-from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS, ledger, parameters, picture, roofline_plot
-from fvflops.reports import budget as budget_report
-from fvflops.reports import profile as deepspeed_report
-from fvflops.reports import roofline as roofline_report
-from fvflops.trace.budget import Finding, Growth, Limit, Verdict
+from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS
+from fvflops.reports.fvcore import parameter_table as parameters
+from fvflops.reports.pictures import picture
+from fvflops.reports.terminal import op_coverage as ledger
 from tests.hostile import NAMES, record_benign, record_hostile
 
 Render = Callable[[FlopCountAnalysis], str]

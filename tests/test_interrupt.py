@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, KernelProfile, TrainingStepAnalysis, record
-from fvflops.capture import interrupts
-from fvflops.capture.interrupts import allowed, deferred
-from fvflops.capture.restore import restore_all
+from fvflops.capture.restore import interrupts
+from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.capture.restore.restore import restore_all
 from tests import interruptions
 from tests.interruptions import (
     Block,
@@ -514,7 +514,9 @@ def test_a_child_that_is_forked_while_another_thread_records_is_free(case: Case)
 
 
 def test_a_child_that_is_forked_while_locks_are_held_is_free() -> None:
-    from fvflops.capture import patch, record, watching
+    from fvflops.capture import run as record
+    from fvflops.capture.instrument import instrument as watching
+    from fvflops.capture.instrument import patching as patch
 
     held, done = threading.Event(), threading.Event()
 

@@ -18,19 +18,19 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import FlopCountAnalysis, KernelProfile, Trace, profile_kernels, record, schedule
-from fvflops.capture.kernels import read_events
-from fvflops.capture.record import record_call
+from fvflops.capture.instrument.torch_profiler import read_events
+from fvflops.capture.run import record_call
+from fvflops.counting import TablePricer
+from fvflops.counting.handles import HandlePricer
+from fvflops.counting.timeline import build_timeline
+from fvflops.counting.timing import read_times
+from fvflops.features.kernels import report as kernel_table
+from fvflops.features.kernels.matching import _align, lay_over, match_kernels
+from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import load_table
-from fvflops.metrics import TablePricer
-from fvflops.metrics.handles import HandlePricer
-from fvflops.metrics.kernel_matching import _align, lay_over, match_kernels
-from fvflops.metrics.kernel_sums import sum_kernels
-from fvflops.metrics.timeline import build_timeline
-from fvflops.metrics.timing import read_times
-from fvflops.reports import kernels as kernel_table
-from fvflops.reports.chrome_trace import render as render_chrome_trace
+from fvflops.reports.files.chrome_trace import render as render_chrome_trace
 from fvflops.trace import TraceError
-from fvflops.trace.kernels import KernelEvent, KernelRun
+from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.recordings import installed, nothing_stays_installed  # noqa: F401
 
 PRICER = TablePricer(load_table("default"), "flops")

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, parameter_count, parameter_summary
-from fvflops.capture.reading import read_modules
+from fvflops.capture.model.model_index import read_modules
+from fvflops.counting.compute_dtype import find_dtype
 from fvflops.formulas import Call
-from fvflops.formulas.row import price_call
-from fvflops.metrics.compute_dtype import find_dtype
+from fvflops.formulas.rows import price_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec
 from tests.library_schemas import define_library_schemas
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from fvflops import FlopCountAnalysis, load_table, record_call
-from fvflops.capture.block_mask import count_mask, count_pairs
-from fvflops.capture.signature import describe_tensor
-from fvflops.formulas.attention import SKIPS, count_band
+from fvflops.capture.recorder.block_mask import count_mask, count_pairs
+from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.formulas.functions.attention import SKIPS, count_band
 from fvflops.trace import Signature, Status, TensorSpec, Trace
 from fvflops.trace.spec import decode_value, encode_value
 from tests.tables import TableFolder

@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import conv3d, scaled_dot_product_attention
 
 from fvflops import load_table
-from fvflops.capture import real_tensors
-from fvflops.capture.memo import clear_memo, outcomes
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
+from fvflops.capture.shapes import concrete_tensors as real_tensors
+from fvflops.capture.shapes.shape_cache import clear_memo, outcomes
 from fvflops.trace import StopsAt, Trace
 from tests.opinfo import layouts
 

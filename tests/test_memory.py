@@ -15,8 +15,8 @@ from fvflops import (
     record,
     record_call,
 )
-from fvflops.metrics.memory import KINDS, read_memory
-from fvflops.metrics.workspaces import workspace_of
+from fvflops.features.memory.compute import KINDS, read_memory
+from fvflops.features.memory.workspaces import workspace_of
 from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.allocator import compare_forward, compare_steps

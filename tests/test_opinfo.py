@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from fvflops.capture.memo import clear_memo
-from fvflops.capture.rules import CPU_RULES, RULES, elementwise, memory_formats, spectra
+from fvflops.capture.shapes.layouts import elementwise, memory_formats, spectra
+from fvflops.capture.shapes.rules import CPU_RULES, RULES
+from fvflops.capture.shapes.shape_cache import clear_memo
 from fvflops.trace import StopsAt
 from tests.opinfo import FORMATS, STOPS, check_op, difference, in_format, main_dtype, op_infos, run
 from tests.test_examples import OLDER
@@ -316,7 +317,7 @@ def test_samples_looked_into_lie_in_memory_as_those_of_a_real_run(info: Any):
 
 @pytest.mark.long
 def test_samples_without_numbers_lie_in_memory_as_those_of_a_real_run(info: Any, monkeypatch):
-    monkeypatch.setattr("fvflops.capture.real_tensors.CONCRETE_LIMIT", -1)
+    monkeypatch.setattr("fvflops.capture.shapes.concrete_tensors.CONCRETE_LIMIT", -1)
     clear_memo()
     for memory_format in THREE:
         assert sweep(info, memory_format, most=6) == []

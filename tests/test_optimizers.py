@@ -18,7 +18,7 @@ from fvflops import (
     flop_count_table,
     record,
 )
-from fvflops.capture.record import ExecutionError
+from fvflops.capture.run import ExecutionError
 from tests.recordings import (
     EXECUTIONS,
     OUTSIDE,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvflops.capture.signature import describe_call
+from fvflops.capture.recorder.signature import describe_call
 from tests.oracle import recurrence
 from tests.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_results
 from tests.oracle.number import Tally, values

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import fvflops
 from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summary_table, record_call
+from fvflops.features.parameters.model import ParameterCount
 from fvflops.trace import TraceError
-from fvflops.trace.parameters import ParameterCount
 from tests import experts
 from tests.experts import EXPERTS, INNER, MET, WIDTH
 from tests.models import build_case

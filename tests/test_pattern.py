@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.formulas import Call
-from fvflops.formulas.pattern import Pattern, PatternError
+from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.trace import TensorSpec
 
 SCHEMA = "lib::op(Tensor a, Tensor? b, Tensor[] many, Tensor(x!) c, int n) -> Tensor"

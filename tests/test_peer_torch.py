@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from fvflops.formulas import load_table
 from fvflops.trace import Status
 from tests.models import MODELS, build_case

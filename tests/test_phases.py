@@ -10,7 +10,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fvflops import FlopCountAnalysis, StopsAt
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
 LINEAR, PRODUCT = 64, 32

@@ -10,11 +10,13 @@ from torch import nn
 from fvflops import Device, FlopCountAnalysis
 from fvflops.analysis.breakdown import break_down
 from fvflops.cli import main
-from fvflops.metrics.roofline import roofline
-from fvflops.reports import colours, icicle, picture, roofline_plot, scaling_plot
-from fvflops.reports.picture import PlotError
+from fvflops.features.roofline import plot as roofline_plot
+from fvflops.features.roofline.compute import roofline
+from fvflops.features.scaling import plot as scaling_plot
+from fvflops.reports.pictures import colours, icicle, picture
+from fvflops.reports.pictures.picture import PlotError
 from fvflops.trace import ModuleInfo, ModuleTree
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
 

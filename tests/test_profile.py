@@ -6,10 +6,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fvflops.capture.meter as meter
+import fvflops.capture.instrument.probe as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
-from fvflops.capture.real_calls import RealCalls
-from fvflops.metrics.timing import read_times
+from fvflops.capture.real.signature_cache import RealCalls
+from fvflops.counting.timing import read_times
 from fvflops.trace import TraceError
 
 MILLISECOND = 1_000_000

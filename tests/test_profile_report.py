@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
-from fvflops.analysis.profile import take_middle
-from fvflops.reports import measured as measured_report
+from fvflops.features.profiling import report as measured_report
+from fvflops.features.profiling.model import Line, Measured, stands_out
+from fvflops.features.profiling.profile import take_middle
 from fvflops.trace import TraceError
-from fvflops.trace.measured import Line, Measured, stands_out
 from fvflops.zoo import build
 from tests.measured import measure
 

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, record_call
-from fvflops.analysis.plan import PlanError, plan_rank, pretended_world
-from fvflops.analysis.ranks import Ranks, gather
-from fvflops.analysis.sharding import ShardingError
 from fvflops.cli import main
-from fvflops.metrics.communication import read_communication
+from fvflops.features.communication.compute import read_communication
+from fvflops.features.communication.model import Volume
+from fvflops.features.communication.ranks import Ranks, gather
+from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
+from fvflops.features.planning.sharding import ShardingError
 from fvflops.trace import Signature, Symbol, TensorSpec, Trace
-from fvflops.trace.communication import Volume
-from fvflops.trace.group import Group
+from fvflops.trace.process_group import Group
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.rank_worker import CASES, FEATURES, MICROBATCHES, RANKS, TOKENS, Wide, record, shard_fully, train

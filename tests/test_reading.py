@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, parameter_count, record
-from fvflops.capture.reading import Reading, read_modules
+from fvflops.capture.model.model_index import Reading, read_modules
 
 
 class Net(nn.Module):

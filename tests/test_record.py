@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from fvflops.trace import StopsAt, Trace, TraceError
 
 LINEAR = StopsAt(frozenset({"aten::linear", "aten::scaled_dot_product_attention"}))

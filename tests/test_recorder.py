@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fvflops import StopsAt, record, summarise
-from fvflops.capture.dispatch import RecordingMode
-from fvflops.capture.patch import Patch
-from fvflops.capture.recorder import Recorder
-from fvflops.capture.signature import describe_call
+from fvflops.capture.instrument.patching import Patch
+from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.signature import describe_call
 from fvflops.reports import REPORTS
 from fvflops.trace import Event
 

@@ -25,7 +25,7 @@ from fvflops import (
     record,
     schedule,
 )
-from fvflops.capture.record import ExecutionError
+from fvflops.capture.run import ExecutionError
 from tests.recordings import (
     BEFORE,
     EXECUTIONS,

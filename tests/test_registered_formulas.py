@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.text import summarise
 from fvflops.formulas import Cost, TableError
-from fvflops.formulas.registered import count_registered
-from fvflops.reports import ledger
+from fvflops.formulas.torch_registry import count_registered
+from fvflops.reports.terminal import op_coverage as ledger
 from fvflops.trace import Signature, Status, TensorSpec
 from tests.models import Function
 from tests.tables import TableFolder

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 
 TABLES = ["default", "exact"]
 META = torch.device("meta")

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fvflops.reports import REPORTS, ledger, names, table
+from fvflops.reports import REPORTS, names
+from fvflops.reports.fvcore import table
+from fvflops.reports.terminal import op_coverage as ledger
 from fvflops.trace import ModuleInfo, ModuleTree, Status, Summary
 from tests.summaries import make_deep
 

@@ -15,9 +15,9 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, ModelAnalysis, ProfileAnalysis
 from fvflops.analysis.breakdown import BETWEEN_OPS, break_down
 from fvflops.cli import main
-from fvflops.metrics.timing import read_times
+from fvflops.counting.timing import read_times
 from fvflops.reports import PAGES
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 from fvflops.zoo import build
 from tests.pages import HOSTILE, break_hostile_down, break_net_down, build_tree
 

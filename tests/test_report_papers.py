@@ -23,9 +23,10 @@ import fvflops
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis import ModelAnalysis, summarise
 from fvflops.cli import main
-from fvflops.reports import REPORTS, ledger
+from fvflops.reports import REPORTS
 from fvflops.reports import json as json_report
 from fvflops.reports.names import escape_latex, show
+from fvflops.reports.terminal import op_coverage as ledger
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in
 

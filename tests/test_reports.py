@@ -22,8 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fvflops.reports import REPORTS, parameters, pipe, table, terminal, tree
-from fvflops.reports.collapse import collapse
+from fvflops.reports import REPORTS
+from fvflops.reports.fvcore import parameter_table as parameters
+from fvflops.reports.fvcore import table, tree
+from fvflops.reports.terminal import terminal
+from fvflops.reports.terminal.collapse import collapse
+from fvflops.reports.text import pipe_table as pipe
 from fvflops.trace import Summary
 from tests.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.random_cases import random_cases

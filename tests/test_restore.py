@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops.capture.record import record_call
-from fvflops.capture.settings import _SETTINGS, _read
+from fvflops.capture.restore.settings import _SETTINGS, _read
+from fvflops.capture.run import record_call
 
 
 class Touchy(nn.Module):

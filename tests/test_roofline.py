@@ -9,11 +9,11 @@ from torch import nn
 
 from fvflops import Device, FlopCountAnalysis, TrainingStepAnalysis, find_device, load_table, record_call
 from fvflops.analysis.byte_counts import ByteCountAnalysis
-from fvflops.analysis.peaks import measure_device, write_device
 from fvflops.cli import main
-from fvflops.metrics.roofline import roofline
-from fvflops.reports.roofline import render
-from fvflops.trace.roofline import Load
+from fvflops.features.roofline.compute import roofline
+from fvflops.features.roofline.model import Load
+from fvflops.features.roofline.report import render
+from fvflops.features.utilisation.device_benchmark import measure_device, write_device
 from fvflops.zoo import build
 
 # 1 GFLOP/s in float32, 10 in bfloat16, 1 GB/s: ridges at 1 and 10 FLOP/byte.
@@ -270,7 +270,9 @@ def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
 
 
 def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("fvflops.cli.roofline.measure_device", lambda where: measure_device(where, seconds=0.02))
+    monkeypatch.setattr(
+        "fvflops.cli.commands.roofline.measure_device", lambda where: measure_device(where, seconds=0.02)
+    )
     path = tmp_path / "mine.yaml"
     assert run(capsys, "--measure", "--device", "cpu", "--output", str(path)) == (0, "", "")
     code, out, err = run(capsys, "zoo:lenet5", "--device", str(path))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fvflops
-from fvflops.analysis.scaling import Sample, describe_costs, read_axis
 from fvflops.cli import main
-from fvflops.reports.picture import kind_of
-from fvflops.trace.polynomial import Polynomial
-from fvflops.trace.scaling import Axis, ScalingError
+from fvflops.features.scaling.model import Axis, ScalingError
+from fvflops.features.scaling.polynomial import Polynomial
+from fvflops.features.scaling.scaling import Sample, describe_costs, read_axis
+from fvflops.reports.pictures.picture import kind_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
 from tests.random_cases import random_cases

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.analysis.examples import NotHere, bind_example, overloads_of
-from fvflops.capture import real_tensors
-from fvflops.capture.memo import clear_memo
-from fvflops.capture.record import ExecutionError, record_call
-from fvflops.capture.rules import CPU_RULES, RULES, ShapeRules
-from fvflops.capture.shape_tensor import ValueNeeded
-from fvflops.formulas.example import Example
+from fvflops.analysis.table_examples import NotHere, bind_example, overloads_of
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.shapes import concrete_tensors as real_tensors
+from fvflops.capture.shapes.rules import CPU_RULES, RULES, ShapeRules
+from fvflops.capture.shapes.shape_cache import clear_memo
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
 from tests.test_examples import OLDER
 from tests.test_opinfo import LAYOUTS

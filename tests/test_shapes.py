@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.capture.memo import clear_memo, outcomes
-from fvflops.capture.record import ExecutionError, record_call
-from fvflops.capture.rules import ShapeRules
-from fvflops.capture.signature import tensors_of
-from fvflops.metrics import count
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.shape_cache import clear_memo, outcomes
+from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.models import MODELS, build_case
 from tests.traces import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of

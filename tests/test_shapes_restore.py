@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops.capture.record import ExecutionError, record_call
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
-from fvflops.capture.shape_tensor import ShapeTensor
-from fvflops.capture.signature import tensors_of
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import StopsAt, Trace
 from tests.models import build_case
 

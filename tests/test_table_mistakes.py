@@ -7,8 +7,8 @@ import pytest
 
 from fvflops import paths
 from fvflops.formulas import TableError, load_table, register_formula, shipped_tables
-from fvflops.formulas.check import check_module, check_op
 from fvflops.formulas.loading import _read_fields, _read_ops, _read_rows
+from fvflops.formulas.validation import check_module, check_op
 from tests.tables import TableFolder, signature
 from tests.test_examples import OLDER
 from tests.torchvision_schemas import define_torchvision_schemas

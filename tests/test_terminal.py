@@ -23,10 +23,12 @@ from torch import nn
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
 from fvflops.cli import main
-from fvflops.cli.screen import Screen, find_screen
-from fvflops.reports import REPORTS, markdown, table, terminal
-from fvflops.reports.cells import shorten, wrap
-from fvflops.reports.collapse import collapse
+from fvflops.cli.terminal import Screen, find_screen
+from fvflops.reports import REPORTS, markdown
+from fvflops.reports.fvcore import table
+from fvflops.reports.terminal import terminal
+from fvflops.reports.terminal.collapse import collapse
+from fvflops.reports.text.display_width import shorten, wrap
 from tests.test_report_files import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")

@@ -7,10 +7,10 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, StopsAt, Trace, TrainingStepAnalysis, load_table, record_call
 from fvflops.analysis.byte_counts import ByteCountAnalysis
-from fvflops.metrics import count
-from fvflops.metrics.byte_pricing import BytesPricer, sort_by_storages
-from fvflops.metrics.movements import bytes_of
-from fvflops.metrics.traffic import Sight, Traffic, weigh
+from fvflops.counting import count
+from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
+from fvflops.counting.traffic.traffic import Sight, Traffic, weigh
+from fvflops.counting.traffic.traffic_rules import bytes_of
 from fvflops.trace import Signature, Status, Symbol, TensorSpec, TraceError
 from fvflops.zoo import build
 

@@ -12,7 +12,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, Trace, record
 from fvflops.analysis import summarise
 from fvflops.cli import main
-from fvflops.metrics.unknown_places import find_unknown_places
+from fvflops.counting.unsupported_places import find_unknown_places
 from fvflops.reports import REPORTS
 from tests.unseen_kinds import KINDS, Net, NumpyFunction, PointerFunction
 

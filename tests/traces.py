@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.signature import tensors_of
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.counting import TablePricer, count
 from fvflops.formulas import load_table
-from fvflops.metrics import TablePricer, count
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
 PRICER = TablePricer(load_table("default"), "flops")

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fvflops.capture.namespaces import attributes_of
+from fvflops.capture.restore.namespaces import attributes_of
 
 # `set_up` prepares a model, `keep` returns what its forward adds to its result and keeps tensors while at that.
 _FRAME = """

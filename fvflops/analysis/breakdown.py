@@ -10,11 +10,11 @@ from fvflops import __version__
 from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.text import tell_about
-from fvflops.metrics import TablePricer, count
-from fvflops.metrics.timing import BY_OWNER, read_times
-from fvflops.metrics.unknown_places import find_unknown_places
+from fvflops.counting import TablePricer, count
+from fvflops.counting.timing import BY_OWNER, read_times
+from fvflops.counting.unsupported_places import find_unknown_places
 from fvflops.trace import Counts, Entry, Status, Trace
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 # What a module took beside the ops in it: Python, and the hooks of others.
 BETWEEN_OPS = "(between ops)"

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.capture.record import Model
+from fvflops.capture.run import Model
+from fvflops.counting import HandlePricer, Pricer, count
+from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.metrics import HandlePricer, Pricer, count
-from fvflops.metrics.byte_pricing import BytesPricer, sort_by_storages
 from fvflops.trace import Counts
 from fvflops.trace.signature import packet_of
 
@@ -21,7 +21,8 @@ class ByteCountAnalysis(ModelAnalysis):
 
     `part` is "moved" (read and written), "read" or "written". `table` says which composite ops are one kernel: those
     that it has a row for. The other arguments are those of ModelAnalysis. An op of which the bytes are not known is in
-    `unsupported_ops()`. Caches, fusion and kernels that read twice are not seen: see `fvflops.metrics.traffic`.
+    `unsupported_ops()`. Caches, fusion and kernels that read twice are not seen: see
+    `fvflops.counting.traffic.traffic`.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(100, 10), nn.Flatten(0))

@@ -14,7 +14,7 @@ from fvflops.trace.calls import OpCall
 from fvflops.trace.signature import packet_of
 
 if TYPE_CHECKING:
-    from fvflops.reports.rows import Rows
+    from fvflops.views.frame_rows import Rows
 
 # View → what a row is.
 VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
@@ -44,7 +44,7 @@ def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -
     The analysis is one of flops. `depth` is how many calls around a module's are listed at most, any number if None; by
     op and by line it is ignored.
     """
-    from fvflops.reports.call_rows import list_line_rows, list_module_rows, list_op_rows
+    from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
 
     ask = getattr(analysis, _METHODS[by], None)
     if ask is None:

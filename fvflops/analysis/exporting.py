@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 from fvflops import paths
-from fvflops.metrics import Pricer, build_timeline
-from fvflops.metrics.byte_pricing import sort_by_storages
+from fvflops.counting import Pricer, build_timeline
+from fvflops.counting.traffic.byte_costs import sort_by_storages
 from fvflops.reports import EXPORTS
 from fvflops.trace import Trace
 from fvflops.trace.timeline import WEIGHTS

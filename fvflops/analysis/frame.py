@@ -12,8 +12,8 @@ from fvflops.analysis.calls import VIEWS, list_call_rows
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis
 from fvflops.analysis.text import summarise_all, tell_about
-from fvflops.reports.rows import Cell, Rows, list_rows
 from fvflops.trace import Summary
+from fvflops.views.frame_rows import Cell, Rows, list_rows
 
 if TYPE_CHECKING:
     import pandas

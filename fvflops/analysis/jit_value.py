@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from fvflops.counting import Handle
 from fvflops.formulas import Call
-from fvflops.metrics import Handle
 from fvflops.trace import Symbol, TensorSpec, Value
 
 FvcoreHandle = Callable[[list[Any], list[Any]], Any]

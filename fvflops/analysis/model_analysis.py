@@ -15,13 +15,13 @@ from torch import nn
 from fvflops import paths
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
-from fvflops.capture.model import unwrap_compiled
-from fvflops.capture.reading import read_modules
-from fvflops.capture.record import EXECUTIONS, Model, record_call
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.run import EXECUTIONS, Model, record_call
+from fvflops.counting import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
+from fvflops.counting.unsupported_places import find_unknown_places
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.formulas.classes import may_exist, name_class, nearest_class
-from fvflops.metrics import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.metrics.unknown_places import find_unknown_places
+from fvflops.formulas.functions.classes import may_exist, name_class, nearest_class
 from fvflops.reports.names import show_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -343,10 +343,10 @@ class ModelAnalysis:
 
         >>> ModelAnalysis(nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
-        fvflops.reports.picture.PlotError: linear.pdf: a plot is written as .svg or .png
+        fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
         from fvflops.analysis.breakdown import break_down
-        from fvflops.reports import icicle, picture
+        from fvflops.reports.pictures import icicle, picture
 
         kind = picture.prepare(os.fspath(path))
         figure = icicle.draw(break_down(self), measure=measure or self.counts().metric, depth=depth)
@@ -403,7 +403,7 @@ class ModelAnalysis:
         for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
-            from fvflops.reports.ledger import format_places
+            from fvflops.reports.terminal.op_coverage import format_places
 
             places = find_unknown_places(self.trace(), counts)
             listed = ", ".join(

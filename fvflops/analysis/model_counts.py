@@ -13,11 +13,11 @@ from torch import nn
 from fvflops.analysis.calls import sift_calls
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.capture.reading import read_modules
-from fvflops.capture.record import Model
+from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.run import Model
+from fvflops.counting import Pricer, TablePricer
+from fvflops.counting.calls import add_up_lines, list_module_calls, list_op_calls
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.metrics import Pricer, TablePricer
-from fvflops.metrics.calls import add_up_lines, list_module_calls, list_op_calls
 from fvflops.reports import GRAPHS
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
@@ -95,7 +95,7 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports import op_calls
+        from fvflops.reports.calls import op_calls
 
         calls, ignored = sift_calls(self._list_op_calls(), phase, ignore, self._table)
         table = "" if self._table is None else self._table.name
@@ -121,7 +121,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` is how many calls around one there are at most, any number if None.
         """
-        from fvflops.reports import module_calls
+        from fvflops.reports.calls import module_calls
 
         return module_calls.render(self.module_calls(), depth=depth)
 
@@ -138,7 +138,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
-        from fvflops.reports import source_lines
+        from fvflops.reports.calls import source_lines
 
         return source_lines.render(self.line_counts())
 

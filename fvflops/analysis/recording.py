@@ -17,7 +17,7 @@ from fvflops.analysis.model_analysis import weigh_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
-from fvflops.capture.interrupts import deferred
+from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fvflops.metrics import Pricer, count
+from fvflops.counting import Pricer, count
 from fvflops.reports.names import show_short
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size

@@ -8,12 +8,13 @@ from torch import nn
 
 from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.capture.reading import read_modules
+from fvflops.capture.model.model_index import read_modules
+from fvflops.counting.unsupported_places import find_unknown_places
 from fvflops.formulas import FormulaTable
-from fvflops.formulas.registered import is_halved
-from fvflops.metrics.unknown_places import find_unknown_places
-from fvflops.reports import parameters, table, tree
-from fvflops.reports.collapse import collapse as collapse_runs
+from fvflops.formulas.torch_registry import is_halved
+from fvflops.reports.fvcore import parameter_table as parameters
+from fvflops.reports.fvcore import table, tree
+from fvflops.reports.terminal.collapse import collapse as collapse_runs
 from fvflops.trace import PHASES, Summary
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.capture.record import Loss
+from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.formulas import FormulaTable
 from fvflops.trace import StopsAt, Trace

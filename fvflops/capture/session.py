@@ -14,31 +14,31 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from fvflops.capture.absent_device import OnThisMachine
-from fvflops.capture.cuda_choices import cuda_choices
-from fvflops.capture.data_parallel import reducers_kept
-from fvflops.capture.dispatch import RecordingMode
-from fvflops.capture.exports import saved_exports
-from fvflops.capture.fake_tensors import find_fake_mode
-from fvflops.capture.forks import undone_in_child
-from fvflops.capture.interrupts import deferred
-from fvflops.capture.memo import trim_memo
-from fvflops.capture.metadata import is_here
-from fvflops.capture.meter import Meter
-from fvflops.capture.model import unwrap_compiled
-from fvflops.capture.optimizers import OptimizerStates
-from fvflops.capture.passes import gradients_restored
-from fvflops.capture.reading import Reading
-from fvflops.capture.record import ExecutionError, Weigh, choose_device, shape_run_is_on, unseen
-from fvflops.capture.recorder import Recorder
-from fvflops.capture.restore import Snapshot, UndoLog
-from fvflops.capture.rules import ShapeRules
-from fvflops.capture.shape_dispatch import ShapeMode
-from fvflops.capture.stand_ins import StandIns
-from fvflops.capture.survivors import release, say_kept
-from fvflops.capture.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
-from fvflops.capture.unseen_work import UnseenWork
-from fvflops.capture.watching import eager, watch
+from fvflops.capture.instrument.backward import gradients_restored
+from fvflops.capture.instrument.instrument import eager, watch
+from fvflops.capture.instrument.optimizers import OptimizerStates
+from fvflops.capture.instrument.probe import Meter
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.model.model_index import Reading
+from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.restore.restore import Snapshot, UndoLog
+from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
+from fvflops.capture.run import ExecutionError, Weigh, choose_device, shape_run_is_on, unseen
+from fvflops.capture.shapes.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.data_parallel import reducers_kept
+from fvflops.capture.shapes.device_emulation import OnThisMachine
+from fvflops.capture.shapes.metadata import is_here
+from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.shape_cache import trim_memo
+from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_parameters import StandIns
+from fvflops.capture.shapes.survivors import release, say_kept
+from fvflops.capture.unseen.export_patches import saved_exports
+from fvflops.capture.unseen.fake_tensors import find_fake_mode
+from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")

@@ -16,17 +16,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from fvflops.capture.by_identity import ByIdentity
-from fvflops.capture.interrupts import deferred, is_interrupt
-from fvflops.capture.model import describe_inputs, named_places
-from fvflops.capture.plain_sizes import plain_sizes
-from fvflops.capture.record import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
-from fvflops.capture.rules.assumptions import can_be_assumed
+from fvflops.capture.model.model import describe_inputs, named_places
+from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.interrupts import deferred, is_interrupt
+from fvflops.capture.restore.torch_state import model_runs
+from fvflops.capture.run import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
 from fvflops.capture.session import Session
-from fvflops.capture.torch_state import model_runs
-from fvflops.collector import uncollected
+from fvflops.capture.shapes.assumptions import can_be_assumed
+from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.garbage_collector import uncollected
+from fvflops.text import show
 from fvflops.trace import StopsAt, Trace
-from fvflops.trace.printable import show
 
 _LOGGER = logging.getLogger("fvflops")
 

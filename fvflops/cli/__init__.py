@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fvflops import __version__
 from fvflops.cli.outputs import check_outputs
 from fvflops.paths import PACKAGE
-from fvflops.trace.printable import show
+from fvflops.text import show
 
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
 COMMANDS = {
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # torch says this when NumPy is not installed; nothing here needs NumPy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             check_outputs(arguments)
-            command = importlib.import_module(f"fvflops.cli.{arguments.command}")
+            command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
             return int(command.run(arguments))
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): there is nobody left to tell.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 
-from fvflops.cli.apart import record_apart
 from fvflops.cli.git_objects import GitError, list_files, run_git, write_files
+from fvflops.cli.subprocess_recording import record_apart
 from fvflops.trace import Trace
 
 

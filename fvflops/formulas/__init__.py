@@ -1,12 +1,12 @@
 """Formulas: tables that put a price on every call, and the few formulas that YAML cannot say."""
 
-from fvflops.formulas.call import Call
 from fvflops.formulas.cost import Cost
-from fvflops.formulas.document import TableError
+from fvflops.formulas.language.call import Call
 from fvflops.formulas.loading import load_table, shipped_tables
-from fvflops.formulas.row import Price, Row
-from fvflops.formulas.shipped import register_formula
+from fvflops.formulas.registry import register_formula
+from fvflops.formulas.rows import Price, Row
 from fvflops.formulas.table import FormulaTable
+from fvflops.formulas.yaml_document import TableError
 
 __all__ = [
     "Call",

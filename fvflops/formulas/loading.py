@@ -11,13 +11,13 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 
 from fvflops import paths
-from fvflops.collector import uncollected
-from fvflops.formulas.check import check_module, check_op
-from fvflops.formulas.document import Node, TableError, read_document
-from fvflops.formulas.function import FUNCTIONS
+from fvflops.formulas.language.functions import FUNCTIONS
 from fvflops.formulas.quotation import shorten
-from fvflops.formulas.row import KEYS, MODULE_KEYS, Row, default_label, read_flag, read_row
+from fvflops.formulas.rows import KEYS, MODULE_KEYS, Row, default_label, read_flag, read_row
 from fvflops.formulas.table import FormulaTable
+from fvflops.formulas.validation import check_module, check_op
+from fvflops.formulas.yaml_document import Node, TableError, read_document
+from fvflops.garbage_collector import uncollected
 from fvflops.trace.signature import packet_of
 
 _KEYS = (
@@ -64,7 +64,7 @@ def load_table(name: str) -> FormulaTable:
     1
     >>> load_table("fvcor")
     Traceback (most recent call last):
-    fvflops.formulas.document.TableError: fvcor:1: cannot be read: No such file or directory; did you mean 'fvcore'?
+    fvflops.formulas.yaml_document.TableError: fvcor:1: cannot be read: ...; did you mean 'fvcore'?
     """
     name = os.fspath(name)
     if not name.strip():

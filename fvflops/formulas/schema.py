@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from fvflops.formulas.call import operands_of
+from fvflops.formulas.language.call import operands_of
 from fvflops.trace.signature import packet_of
 
 # Namespaces whose ops torch defines on import: an op that is not there now never will be.

@@ -22,7 +22,7 @@
 
 Names in an expression are the op's arguments, what `shapes` binds, `out` (the first result) and `outputs`. A function
 and a module have `input`, `input_1` ... instead of arguments, a module also its numbers, texts and parameters by name.
-The parts are described in `fvflops.formulas.expression`, `pattern` and `example`.
+The parts are described in `fvflops.formulas.language.expression`, `pattern` and `example`.
 
 An op without a row is UNKNOWN, unless the program gave it a formula with torch's own `register_flop_formula` and the
 table has `registered_formulas`: by default all have, but those that are opaque or omit what they inherit, for they
@@ -35,11 +35,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fvflops.formulas.call import Call
-from fvflops.formulas.document import TableError
-from fvflops.formulas.registered import count_registered
-from fvflops.formulas.row import Price, Row, default_label, price_call
+from fvflops.formulas.language.call import Call
+from fvflops.formulas.rows import Price, Row, default_label, price_call
 from fvflops.formulas.schema import KNOWN_NAMESPACES
+from fvflops.formulas.torch_registry import count_registered
+from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, TensorSpec, Value, tensors_in
 from fvflops.trace.signature import packet_of
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fvflops.trace.budget import Budget, Verdict
+    from fvflops.features.budget.model import Budget, Verdict
 
 _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
@@ -87,8 +87,8 @@ class FlopsBudget:
         """
         __tracebackhide__ = True
         from fvflops.analysis import FlopCountAnalysis
-        from fvflops.analysis.budget import judge, rewrite_budget
-        from fvflops.reports import budget as report
+        from fvflops.features.budget import report
+        from fvflops.features.budget.budget import judge, rewrite_budget
 
         self._node.stash[_USED] = True
         options = {**self._marked, **said}
@@ -112,8 +112,8 @@ class FlopsBudget:
         return verdict
 
     def _make_budget(self, name: str, limits: dict[str, Any], options: dict[str, Any]) -> Budget:
-        from fvflops.metrics.budgets import make_limit
-        from fvflops.trace.budget import Budget
+        from fvflops.features.budget.budget_file import make_limit
+        from fvflops.features.budget.model import Budget
         from fvflops.units import parse_share
 
         tolerance = parse_share(str(options.get("tolerance", "0")))
@@ -121,7 +121,7 @@ class FlopsBudget:
 
     def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
         from fvflops import paths
-        from fvflops.metrics.budgets import find_budget, load_budgets
+        from fvflops.features.budget.budget_file import find_budget, load_budgets
 
         if update:
             paths.check_writable(file)

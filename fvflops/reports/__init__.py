@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from fvflops.trace import ModuleTree, Summary
-    from fvflops.trace.breakdown import Breakdown
     from fvflops.trace.calls import OpCall
     from fvflops.trace.timeline import Timeline
+    from fvflops.views.breakdown import Breakdown
 
 
 def _later(module: str, function: str = "render") -> Any:
@@ -34,14 +34,14 @@ class Report(Protocol):
 
 
 REPORTS: Mapping[str, Report] = {
-    "table": _later("fvflops.reports.table"),
-    "fvcore": _later("fvflops.reports.table"),
-    "tree": _later("fvflops.reports.tree"),
+    "table": _later("fvflops.reports.fvcore.table"),
+    "fvcore": _later("fvflops.reports.fvcore.table"),
+    "tree": _later("fvflops.reports.fvcore.tree"),
     "json": _later("fvflops.reports.json"),
     "csv": _later("fvflops.reports.csv"),
     "markdown": _later("fvflops.reports.markdown"),
-    "paper": _later("fvflops.reports.paper"),
-    "latex": _later("fvflops.reports.latex"),
+    "paper": _later("fvflops.reports.paper.paper"),
+    "latex": _later("fvflops.reports.paper.latex"),
 }
 
 
@@ -56,9 +56,9 @@ class Export(Protocol):
 
 
 EXPORTS: Mapping[str, Export] = {
-    "chrome-trace": _later("fvflops.reports.chrome_trace"),
-    "speedscope": _later("fvflops.reports.speedscope"),
-    "flame-graph": _later("fvflops.reports.flame_graph"),
+    "chrome-trace": _later("fvflops.reports.files.chrome_trace"),
+    "speedscope": _later("fvflops.reports.files.speedscope"),
+    "flame-graph": _later("fvflops.reports.files.flame_graph"),
 }
 
 
@@ -72,14 +72,14 @@ PAGES: Mapping[str, Page] = {"html": _later("fvflops.reports.html")}
 
 
 class Picture(Protocol):
-    """What turns a breakdown into a Figure, which `fvflops.reports.picture.encode` makes the bytes of a file."""
+    """What turns a breakdown into a Figure; `fvflops.reports.pictures.picture.encode` makes the bytes of a file."""
 
     def __call__(self, breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any: ...
 
 
 PICTURES: Mapping[str, Picture] = {
-    "svg": _later("fvflops.reports.icicle", "draw"),
-    "png": _later("fvflops.reports.icicle", "draw"),
+    "svg": _later("fvflops.reports.pictures.icicle", "draw"),
+    "png": _later("fvflops.reports.pictures.icicle", "draw"),
 }
 
 
@@ -90,8 +90,8 @@ class Graph(Protocol):
 
 
 GRAPHS: Mapping[str, Graph] = {
-    "dot": _later("fvflops.reports.dot"),
-    "model-explorer": _later("fvflops.reports.model_explorer"),
+    "dot": _later("fvflops.reports.files.dot"),
+    "model-explorer": _later("fvflops.reports.files.model_explorer"),
 }
 
 __all__ = ["EXPORTS", "GRAPHS", "PAGES", "PICTURES", "REPORTS", "Export", "Graph", "Page", "Picture", "Report"]

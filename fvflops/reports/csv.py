@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from fvflops.reports.names import neutralise_formula, show
-from fvflops.reports.rows import Cell, Rows, list_rows
 from fvflops.trace import Summary
+from fvflops.views.frame_rows import Cell, Rows, list_rows
 
 
 def render(

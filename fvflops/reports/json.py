@@ -27,8 +27,8 @@ import math
 from numbers import Integral
 from typing import Any
 
-from fvflops.reports.statistics import check_view, check_whole
 from fvflops.trace import ModuleTree, Summary
+from fvflops.views.summary_rows import check_view, check_whole
 
 SCHEMA = 1
 _FORMAT = "fvflops.summary"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fvflops.reports import ledger
-from fvflops.reports.collapse import explain
 from fvflops.reports.names import escape_markdown
-from fvflops.reports.ranking import tell_more
-from fvflops.reports.statistics import (
+from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.terminal.collapse import explain
+from fvflops.trace import ModuleInfo, Summary
+from fvflops.units import format_percent, format_size
+from fvflops.views.ranking import tell_more
+from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
     drop_zeros,
@@ -20,8 +22,6 @@ from fvflops.reports.statistics import (
     rank_operators,
     rank_operators_by_module,
 )
-from fvflops.trace import ModuleInfo, Summary
-from fvflops.units import format_percent, format_size
 
 _ROOT = "**model**"  # bold, as a module may be named model
 

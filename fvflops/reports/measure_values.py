@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fvflops.trace.breakdown import Cell, Measure
 from fvflops.units import format_seconds, format_short
+from fvflops.views.breakdown import Cell, Measure
 
 
 def add_up(values: Mapping[Cell, int]) -> Counter[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from fvflops.trace.printable import show, show_short
+from fvflops.text import show, show_short
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from fvflops.reports.measure_values import add_up, say_value
-from fvflops.trace.breakdown import Breakdown
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.units import format_percent, format_quantity
+from fvflops.views.breakdown import Breakdown
 
 _DEPTH = 2
 _ROWS = 20
@@ -17,7 +17,7 @@ def render(breakdown: Breakdown) -> str:
     """Return the modules down to two levels below the root, at most twenty, with every measure; names are text.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> from fvflops.trace.breakdown import Cell, Measure
+    >>> from fvflops.views.breakdown import Cell, Measure
     >>> net = ModuleTree({"": ModuleInfo("", "", "<Net>")})
     >>> "&lt;Net&gt;" in render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
     True

@@ -1,7 +1,7 @@
 """The plain data that everything else is built on: specs, signatures, module tree, trace, counts."""
 
 from fvflops.trace.counts import Counts, Entry, Status
-from fvflops.trace.modules import ModuleInfo, ModuleTree, ParameterInfo
+from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.summary import Summary

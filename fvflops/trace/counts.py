@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from fvflops.trace.modules import ModuleTree
+from fvflops.trace.module_tree import ModuleTree
 
 
 class Status(str, Enum):

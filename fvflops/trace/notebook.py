@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fvflops.trace.printable import show
+from fvflops.text import show
 
 _LONGEST = 80
 

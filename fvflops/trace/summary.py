@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fvflops.trace.modules import ModuleTree
+from fvflops.trace.module_tree import ModuleTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Summary:
     ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
     elements, `unknown_places` one to module and line of source → calls. `about` names the model, the table, its
     multiply_add, the inputs and the versions. `labels` maps a module whose row stands for several, as
-    `fvflops.reports.collapse` makes them, to what is shown instead of its name.
+    `fvflops.reports.terminal.collapse` makes them, to what is shown instead of its name.
 
     >>> from fvflops.trace import ModuleInfo
     >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]

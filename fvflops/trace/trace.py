@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fvflops.trace import validity
-from fvflops.trace.modules import ModuleTree
+from fvflops.trace import validation as validity
+from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 from fvflops.trace.spec import Value, decode_value, encode_value

@@ -12,7 +12,7 @@ import torch
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis, record
 from fvflops.analysis import ModelAnalysis
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from fvflops.trace import Status
 from tests.fuzz.network import Network, Plan
 from tests.traces import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fvflops import FlopCountAnalysis, FormulaTable, load_table
-from fvflops.formulas.row import COMPLEX_MULTIPLY_ADD
+from fvflops.formulas.rows import COMPLEX_MULTIPLY_ADD
 from tests.oracle.number import Tally, values
 
 # A program takes a tally and the arguments of an op, tensors as nested lists of numbers.

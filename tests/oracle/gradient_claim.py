@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from tests.models import Function
 from tests.oracle.claim import DEFAULT, EXACT, check_results
 from tests.oracle.number import Tally

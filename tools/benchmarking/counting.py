@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, record
-from fvflops.capture.memo import clear_memo
-from fvflops.capture.record import record_call
-from fvflops.metrics import TablePricer
+from fvflops.capture.run import record_call
+from fvflops.capture.shapes.shape_cache import clear_memo
+from fvflops.counting import TablePricer
 
 __all__ = ["clear_memo", "count", "count_macs", "count_really", "record_training"]
 

@@ -20,7 +20,7 @@ _MODULES = (
     "fvflops.integrations.pytest_plugin",
     "fvflops.reports.json",
     "fvflops.reports.html",
-    "fvflops.metrics.utilisation",
+    "fvflops.features.utilisation.compute",
 )
 
 

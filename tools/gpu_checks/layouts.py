@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fvflops.capture.record import record_call
+from fvflops.capture.run import record_call
 from gpu_checks.runs import STOPS
 
 _REFUSED = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, IndexError, NotImplementedError)

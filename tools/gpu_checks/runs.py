@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, Trace, load_table
-from fvflops.capture.record import record_call
-from fvflops.capture.signature import tensors_of
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import record_call
 
 STOPS = load_table("default").stops_at
 Run = dict[str, Any]

@@ -25,7 +25,7 @@ from fvflops import (
     record,
     roofline,
 )
-from fvflops.analysis.peaks import measure_device
+from fvflops.features.utilisation.device_benchmark import measure_device
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from gpu_checks.runs import attempt

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, FormulaTable, load_table, parameter_count
-from fvflops.metrics.unknown_places import find_unknown_places
-from fvflops.reports.ledger import format_places
+from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Status
 from sweeping.case import Case, Library
 from sweeping.result import Result

@@ -14,7 +14,7 @@ from typing import Any
 
 from fvflops.reports.names import show
 from fvflops.trace import PHASES
-from fvflops.trace.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
 SCHEMA = 1

@@ -1,0 +1,1 @@
+"""Instrument torch while a run lasts: modules, functions, control flow, backward, optimizers, threads."""

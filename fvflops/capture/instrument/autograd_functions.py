@@ -1,0 +1,46 @@
+"""The regions of autograd.Function: its `apply` is invisible to dispatch, so it is wrapped while a recording lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.autograd import function as autograd_function
+
+from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.trace import Region
+
+# On the base class that `Function.apply` calls, so that an `apply` which a program took hold of when it was imported
+# (`swish = Swish.apply`) is seen too.
+_APPLY = Patch(autograd_function._SingleLevelFunction, "apply", classmethod)
+
+
+def function_regions(recorder: Recorder) -> list[Wrapping]:
+    """Return what is to be wrapped so that each `Function.apply` which a recorder is to see is a region."""
+    return [(_APPLY, partial(_around, recorder))]
+
+
+def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_here():
+            return original(cls, *args, **kwargs)
+        recorder.activate()
+        unseen = recorder.unseen
+        if unseen is not None and not unseen.is_real:
+            unseen = None
+        if unseen is not None:
+            unseen.enter((args, kwargs))
+        token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
+        try:
+            result = original(cls, *args, **kwargs)
+        except BaseException as error:
+            recorder.leave(token, None, error)
+            raise
+        if unseen is not None:
+            unseen.leave(result, getattr(cls, "forward", None))
+        recorder.leave(token, result)
+        return result
+
+    return apply

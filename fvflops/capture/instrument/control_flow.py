@@ -1,0 +1,240 @@
+"""The control flow of torch's higher-order ops: run in Python while a recording lasts, so that all in it is seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch._higher_order_ops import utils as higher_order
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.triton_launches import launch_kernel
+from fvflops.capture.recorder.block_mask import BLOCK_MASKS, count_mask
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.signature import OpSchema
+from fvflops.capture.restore.interrupts import deferred
+
+_DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
+# The function in torch, where it has one, that compiles what it is given and calls it.
+_COMPILES = "_hop_compile_and_call"
+_COMPILED = Patch(higher_order, _COMPILES) if hasattr(higher_order, _COMPILES) else None
+_CALLS = Patch(HigherOrderOperator, "__call__")
+_TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+class Mode(Protocol):
+    """What a dispatch mode knows that control flow asks for."""
+
+    def knows(self, tensors: list[Any]) -> bool:
+        """Return whether tensors hold the numbers that a real run sees."""
+
+    def suppose(self, op: str, what: str, *, bound: bool) -> None:
+        """Note what an op was taken to do for want of a number; `bound` says that it does no more than that."""
+
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+        """Record a launch of a kernel, which may write to all of its tensors, and make it if numbers are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What one call of a higher-order op works with: the op, what torch does, the recorder and the dispatch mode."""
+
+    op: HigherOrderOperator
+    original: Callable[..., Any]
+    recorder: Recorder
+    mode: Mode
+
+    @property
+    def name(self) -> str:
+        """The op's name in a Trace."""
+        return f"higher_order::{self.op.name()}"
+
+    def truth_of(self, value: Any) -> bool | None:
+        """Return whether a condition holds, or None where that is not known."""
+        while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+        if isinstance(value, torch.Tensor) and not self.mode.knows([value]):
+            return None
+        with deferred(), _disable_current_modes():
+            return bool(value)
+
+
+def open_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
+    """Return what is to be wrapped so that branches and bodies run in Python, in this thread.
+
+    torch runs them below the dispatch modes, where nothing sees them, and differentiates them through a graph that it
+    traces. In Python each op is recorded, once for each time that it runs, and autograd goes back through it as through
+    any other; that torch's own backward runs a branch or a body forward again is not counted. An op at which the
+    recorder stops is left to torch, except that a kernel in Triton has its own name in any case.
+    """
+    wrappings: list[Wrapping] = [(_CALLS, partial(_run_inside, recorder, mode))]
+    if _COMPILED is not None:
+        wrappings.append((_COMPILED, partial(_run_uncompiled, recorder)))
+    return wrappings
+
+
+def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
+        flow = Flow(op, partial(original, op), recorder, mode)
+        run, opens = _TOLD.get(op.name()), False
+        if run is None and flow.name not in recorder.stops_at:
+            run, opens = _OPENED.get(op.name()), True
+        if run is None or not recorder.is_here() or _is_traced():
+            return flow.original(*args, **kwargs)
+        if opens:
+            recorder.decompose(flow.name)
+        return run(flow, *args, **kwargs)
+
+    return call
+
+
+def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Call what `torch.cond` and the like hand to torch.compile, which would compile the dispatch mode with it."""
+
+    def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+        if not recorder.is_here():
+            return compiled(function, args, kwargs)
+        return function(*args, **(kwargs or {}))
+
+    return call
+
+
+def _is_traced() -> bool:
+    """Return whether torch makes a graph of what runs, and has rules of its own for that."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+
+
+def _choose(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+    """Run the branch that is taken, or both where that is not known, of which the larger counts.
+
+    Where `vmap` makes many conditions of one, both run and are chosen from, as in torch.
+    """
+    if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
+        return pytree.tree_map(partial(torch.where, pred), true_fn(*operands), false_fn(*operands))
+    truth = flow.truth_of(pred)
+    if truth is not None:
+        return (true_fn if truth else false_fn)(*operands)
+    flow.mode.suppose(flow.name, "its larger branch", bound=True)
+    return flow.recorder.run_larger([partial(true_fn, *operands), partial(false_fn, *operands)])
+
+
+def _loop(
+    flow: Flow, cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any] = (), **_: Any
+) -> Any:
+    """Run the body as often as the condition holds; once, where the condition is not known from the beginning."""
+    values, result = list(carried), None
+    while (truth := flow.truth_of(cond_fn(*values, *additional))) is not False:
+        if truth is None:
+            what = "one turn of its body" if result is None else "the turns of its body that are known"
+            flow.mode.suppose(flow.name, what, bound=False)
+            if result is not None:
+                break
+        result = body_fn(*values, *additional)
+        values = pytree.tree_leaves(result)
+        if truth is None:
+            break
+    if result is None:
+        return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+    return result
+
+
+def _scan(flow: Flow, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
+    """Run the body once for each slice, the carry going on from one to the next, and stack what it puts out.
+
+    A graph gives all its results in one list. A function called by `scan` gives the carry and the rest, nested as they
+    please, and `scan` wants them so.
+    """
+    carry = list(init)
+    rows: list[list[Any]] = []
+    for index in range(xs[0].shape[0]):
+        result = combine_fn(*carry, *(x.select(0, index) for x in xs), *additional_inputs)
+        nested = isinstance(combine_fn, partial) and isinstance(result, tuple) and len(result) == 2
+        leaves = pytree.tree_leaves(result)
+        carry, row = leaves[: len(init)], leaves[len(init) :]
+        rows.append(row)
+    stacked = [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+    return pytree.tree_unflatten([*carry, *stacked], pytree.tree_structure(result)) if nested else (*carry, *stacked)
+
+
+def _run_first(flow: Flow, subgraph: Any, *operands: Any, **_: Any) -> Any:
+    """Run what the first argument is on the others."""
+    return subgraph(*operands)
+
+
+def _run_named(flow: Flow, subgraph: Any, identifier: str, *operands: Any) -> Any:
+    """Run what the first argument is on all but its name, the second."""
+    return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
+
+
+def _run_on_list(flow: Flow, subgraph: Any, operands: Sequence[Any]) -> Any:
+    """Run what the first argument is on the list that is the second."""
+    return subgraph(*operands)
+
+
+def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Run torch's own kernel, which calls what is inside, in sight of the dispatch mode."""
+    return flow.op.py_kernels[_DENSE](*args, **kwargs)
+
+
+def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any) -> Any:
+    """Record a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
+    with deferred():  # what is half imported cannot be imported again
+        from torch._higher_order_ops import triton_kernel_wrap
+
+    clones = rest.pop("tensors_to_clone", None)
+    table = triton_kernel_wrap.kernel_side_table
+    arguments = dict(kwargs)
+    for name in clones or ():
+        arguments[name] = arguments[name].clone()
+    run = partial(
+        triton_kernel_wrap.triton_kernel_wrapper_mutation.py_kernels[_DENSE],
+        kernel_idx=kernel_idx,
+        constant_args_idx=constant_args_idx,
+        kwargs=arguments,
+        **rest,
+    )
+    told = {**arguments, **table.get_constant_args(constant_args_idx)}
+    launch_kernel(flow.mode, table.get_kernel(kernel_idx), told, run, sys._getframe(1))
+    return None if clones is None else {item: arguments[item] for item in clones}
+
+
+def _attend(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Leave flex attention to torch, the pairs that its block mask leaves counted."""
+    return flow.original(*count_mask(args, BLOCK_MASKS[flow.op.name()], flow.mode.knows), **kwargs)
+
+
+# Ops that stay one call, of which more is told than the dispatch mode sees.
+_TOLD: dict[str, Callable[..., Any]] = {
+    "flex_attention": _attend,
+    "flex_attention_backward": _attend,
+    "triton_kernel_wrapper_functional": _launch,
+    "triton_kernel_wrapper_mutation": _launch,
+}
+
+# Ops that are looked into.
+_OPENED: dict[str, Callable[..., Any]] = {
+    "cond": _choose,
+    "while_loop": _loop,
+    "scan": _scan,
+    "map_impl": _run_kernel,
+    "associative_scan": _run_kernel,
+    "auto_functionalized": _run_kernel,
+    "auto_functionalized_v2": _run_kernel,
+    "foreach_map": _run_first,
+    "hints_wrapper": _run_kernel,
+    "invoke_quant": _run_first,
+    "invoke_quant_packed": _run_first,
+    "invoke_subgraph": _run_named,
+    "local_map_hop": _run_first,
+    "out_dtype": _run_kernel,
+    "run_const_graph": _run_on_list,
+    "strict_mode": _run_on_list,
+    "with_effects": _run_kernel,
+}

@@ -1,0 +1,74 @@
+"""Record the threads that a model starts, and what it hands to a pool of threads, in the modules that do so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.recorder.recorder import Recorder
+
+Enter = Callable[[], AbstractContextManager[Any]]
+
+_START = Patch(threading.Thread, "start")
+# Methods whose first argument is what a worker of a pool calls.
+_POOLS = (
+    Patch(ThreadPoolExecutor, "submit"),
+    *(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
+)
+# Modules whose threads wait for work from anybody; what they are given is recorded, not they.
+_WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
+
+
+def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapping]:
+    """Return what is to be wrapped so that what is started in other threads is recorded.
+
+    `enter` makes the context in which such a thread runs: dispatch and grad modes are each thread's own.
+    """
+    return [
+        (_START, partial(_around_start, recorder, enter)),
+        *((patch, partial(_around_submit, recorder, enter)) for patch in _POOLS),
+    ]
+
+
+def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
+    def start(thread: threading.Thread) -> None:
+        target = getattr(thread, "_target", None)
+        if recorder.is_here() and not recorder.paused and getattr(target, "__module__", "") not in _WORKERS:
+            run = _recorded(recorder, enter, thread.run)
+
+            def run_once() -> None:
+                del thread.run
+                run()
+
+            thread.run = run_once  # type: ignore[method-assign]
+        original(thread)
+
+    return start
+
+
+def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if recorder.is_here() and not recorder.paused:
+            function = _recorded(recorder, enter, function)
+        return original(pool, function, *args, **kwargs)
+
+    return submit
+
+
+def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that records what another does, in a thread of its own, where this thread is now."""
+    stack = recorder.here().stack
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.recording or recorder.is_here():
+            return function(*args, **kwargs)
+        with enter(), recorder.adopted_thread(stack):
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,267 @@
+"""The kernels: torch.profiler's events of a run, in which each call of a module is marked by a range."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._C._profiler import _RecordFunctionFast
+
+from fvflops.capture.instrument.modules import CALLS
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.model.model_index import Reading
+from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.forks import undone_in_child
+from fvflops.trace.kernel_events import KernelEvent, KernelRun
+
+# What all ranges begin with; torch.profiler names modules alike where it takes stacks.
+MARK = "nn.Module: "
+_NODE = "autograd::engine::evaluate_function"
+_BACKWARD = 1  # RecordScope::BACKWARD_FUNCTION
+_MEMORY = "[memory]"
+_PYTHON = re.compile(r".*\.py\(\d+\): |<built-in |<string>\(\d+\): |nn\.Module: ")
+_STARTS = {
+    "ProfilerStep": "step",
+    "Optimizer.step#": "optimizer",
+    "Torch-Compiled Region": "compiled",
+    "CompiledFunctionBackward": "compiled",
+}
+
+
+def name_ranges(reading: Reading) -> dict[str, str]:
+    """Return the text of the range of each module, by the module's name."""
+    return {name: _name_range(name, reading.tree.places[name].class_name) for name in reading.names.values()}
+
+
+def _name_range(name: str, class_name: str) -> str:
+    text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
+    # The profiler takes UTF-8, which has no half characters.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def module_ranges(reading: Reading) -> Iterator[None]:
+    """Mark each call of a model's modules for torch.profiler, for as long as the context lasts.
+
+    It costs some 3 µs a call, and next to nothing where no profiler runs. Code that torch.compile makes meanwhile has
+    no marks in it, and is the same as without; that of modules which `compile()` was called on is marked around.
+    """
+    texts = name_ranges(reading)
+    marks = ByIdentity([(module, texts[name]) for module, name in reading.names.items()])
+    is_compiling = torch.compiler.is_compiling
+    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
+            mark = marks.get(module)
+            if mark is None:
+                # A wrapper of torch.compile's is not among a model's modules, what it wraps is.
+                inner = unwrap_compiled(module)
+                mark = None if inner is module else marks.get(inner)
+                if mark is None:
+                    return original(module, *args, **kwargs)
+            with _RecordFunctionFast(mark):
+                return original(module, *args, **kwargs)
+
+        return call
+
+    def unmark() -> None:
+        for module, call in compiled:
+            module._compiled_call_impl = call
+
+    with CALLS.wrapped(around), undone_in_child(unmark):
+        try:
+            for module, call in compiled:
+                module._compiled_call_impl = _marked(call, marks[module])
+            yield
+        finally:
+            unmark()
+
+
+def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        with _RecordFunctionFast(mark):
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+def read_run(profiler: Any, reading: Reading, *, complete: bool = True) -> KernelRun:
+    """Return what a cycle of torch.profiler's took down; `profiler` is the `profile` whose cycle has just ended.
+
+    Its events, their times, and which runs in which are those of its own `events()`.
+    """
+    inner = profiler.profiler
+    modules = {text: name for name, text in name_ranges(reading).items()}
+    return read_events(
+        inner.function_events,
+        modules,
+        memory=_read_memory(inner.kineto_results) if inner.profile_memory else None,
+        device=inner.use_device or "",
+        complete=complete,
+        launches=_read_launches(inner.kineto_results) if inner.use_device else {},
+    )
+
+
+def _read_launches(results: Any) -> dict[int, int]:
+    """Return the number of what a device ran → that of the op which launched it, which in older torch events lack."""
+    cpu = torch.autograd.DeviceType.CPU
+    return {
+        event.correlation_id(): event.linked_correlation_id()
+        for event in results.events()
+        if event.device_type() != cpu
+    }
+
+
+def read_events(
+    events: Sequence[Any],
+    modules: Mapping[str, str],
+    *,
+    memory: Sequence[tuple[int, int]] | None = None,
+    device: str = "",
+    complete: bool = True,
+    launches: Mapping[int, int] | None = None,
+) -> KernelRun:
+    """Return a run of torch.profiler's `FunctionEvent`s.
+
+    `modules` maps the text of a range to the module's name; `memory` are the changes of what the CPU's allocator holds,
+    (nanoseconds from the beginning, bytes), in order. `launches` maps the number of what a device ran to that of the op
+    which launched it, where the events themselves do not say.
+    """
+    spans = {event.name for event in events if _is_on_cpu(event) and _is_span(event, modules)}
+    # A device shows the ranges that the program marked once more, beside the kernels in them.
+    events = [event for event in events if _is_on_cpu(event) or not (event.name in spans or _is_span(event, modules))]
+    ordered = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
+    # By the trees that torch.profiler made: an event can begin and end with the one around it.
+    found: list[Any] = []
+    placed: set[int] = set()
+    for event in ordered:
+        waiting = []
+        while event is not None and id(event) not in placed:
+            waiting.append(event)
+            placed.add(id(event))
+            event = event.cpu_parent
+        found += reversed(waiting)
+    positions = {id(event): position for position, event in enumerate(found)}
+    launchers = {event.id: position for position, event in enumerate(found) if _is_on_cpu(event)}
+    held = None if memory is None else _Held(memory)
+    return KernelRun(
+        tuple(_read(event, _parent(event, positions, launchers, launches or {}), modules, held) for event in found),
+        device,
+        complete,
+    )
+
+
+def _is_span(event: Any, modules: Mapping[str, str]) -> bool:
+    """Return whether an event is a range that the program, or torch, marked."""
+    return bool(event.is_user_annotation) or event.name in modules
+
+
+def _is_on_cpu(event: Any) -> bool:
+    return bool(event.device_type == torch.autograd.DeviceType.CPU)
+
+
+def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
+    if not _is_on_cpu(event):
+        linked = getattr(event, "linked_correlation_id", None)
+        return launchers.get(launches.get(event.id, -1) if linked is None else linked, -1)
+    return -1 if event.cpu_parent is None else positions.get(id(event.cpu_parent), -1)
+
+
+def _read(event: Any, parent: int, modules: Mapping[str, str], held: _Held | None) -> KernelEvent:
+    kind = _kind(event, modules)
+    start, end = round(event.time_range.start * 1000), round(event.time_range.end * 1000)
+    on_device = kind == "device"
+    levels = _Levels() if held is None or on_device else held.levels(start, end)
+    shapes = event.input_shapes
+    return KernelEvent(
+        name=event.key,
+        kind=kind,
+        place=event.id,
+        parent=parent,
+        start_ns=start,
+        duration_ns=end - start,
+        thread=event.thread,
+        sequence=event.sequence_nr,
+        forward_thread=event.fwd_thread or 0,
+        module=modules.get(event.name, ""),
+        self_ns=round(event.self_cpu_time_total * 1000),
+        device_ns=round(event.device_time_total * 1000),
+        self_device_ns=round(event.self_device_time_total * 1000),
+        memory=event.cpu_memory_usage,
+        self_memory=event.self_cpu_memory_usage,
+        device_memory=event.device_memory_usage,
+        self_device_memory=event.self_device_memory_usage,
+        shapes=str(shapes) if shapes else "",
+        stack=tuple(event.stack or ()),
+        before=levels.before,
+        after=levels.after,
+        peak=levels.peak,
+    )
+
+
+def _kind(event: Any, modules: Mapping[str, str]) -> str:
+    name = event.name
+    if not _is_on_cpu(event):
+        return "device"
+    if name in modules:
+        return "module"
+    if _is_python_function(event):
+        return "python"
+    for start, kind in _STARTS.items():
+        if name.startswith(start):
+            return kind
+    if event.scope == _BACKWARD or name.startswith(_NODE):
+        return "node"
+    if name == _MEMORY:
+        return "memory"
+    if event.is_user_annotation:
+        return "range"
+    return "op" if "::" in name and getattr(event, "activity_type", None) in (None, "cpu_op") else "other"
+
+
+def _is_python_function(event: Any) -> bool:
+    """Return whether an event is a call of a Python function, which in older torch its name alone tells."""
+    told = getattr(event, "is_python_function", None)
+    return bool(_PYTHON.match(event.name)) if told is None else bool(told)
+
+
+def _read_memory(results: Any) -> list[tuple[int, int]]:
+    """Return the changes of what the CPU's allocator holds, (nanoseconds from the trace's beginning, bytes)."""
+    begin = results.trace_start_ns()
+    records = [event for event in results.events() if event.name() == _MEMORY]
+    cpu = torch.autograd.DeviceType.CPU
+    changes = [(event.start_ns() - begin, event.nbytes()) for event in records if event.device_type() == cpu]
+    return sorted(changes, key=lambda change: change[0])  # stable: those of one moment stay in order
+
+
+class _Levels(NamedTuple):
+    """What the allocator held before, after and at most during an event."""
+
+    before: int | None = None
+    after: int | None = None
+    peak: int | None = None
+
+
+class _Held:
+    """What the CPU's allocator held at each time, counted from the beginning of the trace."""
+
+    def __init__(self, changes: Sequence[tuple[int, int]]) -> None:
+        self._times = [time for time, _ in changes]
+        self._levels = [0]
+        for _, nbytes in changes:
+            self._levels.append(self._levels[-1] + nbytes)
+
+    def levels(self, start: int, end: int) -> _Levels:
+        """Return what was held before, after, and at most between two times."""
+        first, last = bisect_left(self._times, start), bisect_right(self._times, end)
+        return _Levels(self._levels[first], self._levels[last], max(self._levels[first : last + 1]))

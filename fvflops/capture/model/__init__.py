@@ -1,0 +1,1 @@
+"""Read a model's modules, parameters and buffers."""

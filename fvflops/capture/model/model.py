@@ -1,0 +1,167 @@
+"""The module tree of a model, through the wrappers that people put around models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors
+from fvflops.capture.recorder.signature import describe, describe_tensor
+from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
+
+# Modules whose forward is one of these are never called, or run no op: nobody wonders why nothing was seen in them.
+_SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
+
+
+def unwrap_compiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` wrapped, or the module itself."""
+    # By name: importing the class takes seconds.
+    while type(module).__name__ == "OptimizedModule" and (inner := module._modules.get("_orig_mod")) is not None:
+        module = inner
+    return module
+
+
+def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
+    """Return the module that a model is, or whose bound method it is; None for a plain function."""
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    return unwrap_compiled(owner) if isinstance(owner, nn.Module) else None
+
+
+def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (dotted path, module) for each place in a model, a parent before its children, shared modules again.
+
+    A compiled module stands under its own name, without `_orig_mod`. A module that contains itself is not entered
+    a second time.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    _visit("", unwrap_compiled(model), found, set())
+    return found
+
+
+def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], inside: set[int]) -> None:
+    # No function inside another: one that calls itself is a cycle, which would keep the modules alive.
+    found.append((path, module))
+    children = module._modules
+    if children:
+        inside.add(id(module))
+        prefix = path + "." if path else ""
+        for key, child in children.items():
+            if child is not None:
+                child = unwrap_compiled(child)
+                if id(child) not in inside:
+                    _visit(prefix + key, child, found, inside)
+        inside.discard(id(module))
+
+
+def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
+    """Return the module tree of a model, of whose modules `names` are the first paths.
+
+    A lazy module whose parameters have no shape yet raises ValueError.
+    """
+    identities: dict[int, int] = {}
+    return ModuleTree(
+        {path: _read_place(path, module, names[module], identities) for path, module in named_places(owner)}
+    )
+
+
+def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[int, int]) -> ModuleInfo:
+    prefix = path + "." if path else ""
+
+    def tensors(named: Mapping[str, torch.Tensor | None]) -> tuple[ParameterInfo, ...]:
+        return tuple(
+            _read_tensor(prefix + name, tensor, identities) for name, tensor in named.items() if tensor is not None
+        )
+
+    packed = [
+        ParameterInfo(prefix + name, describe_tensor(tensor), identities.setdefault(key, len(identities)), False)
+        for name, key, tensor in packed_tensors(module)
+    ]
+    classes, has_forward = _classes(type(module))  # type: ignore[arg-type]
+    return ModuleInfo(
+        name=path,
+        canonical=canonical,
+        class_name=module._get_name(),
+        classes=classes,
+        extra_repr=_extra_repr(module),
+        has_forward=has_forward,
+        parameters=(*tensors(module._parameters), *packed),
+        buffers=tensors(module._buffers),
+        attributes={
+            **{
+                name: describe(value)
+                for name, value in module.__dict__.items()
+                if not name.startswith("_") and _is_described(value)
+            },
+            # So that a formula can ask whether there is a bias.
+            **dict.fromkeys([name for name, tensor in module._parameters.items() if tensor is None]),
+        },
+        children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
+    )
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return str(module.extra_repr())
+    except Exception:  # a model runs without it
+        return ""
+
+
+def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) -> ParameterInfo:
+    if nn.parameter.is_lazy(tensor):
+        raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
+    identity = identities.setdefault(id(tensor), len(identities))
+    return ParameterInfo(name, logical_spec(tensor, describe_tensor(tensor)), identity, tensor.requires_grad)
+
+
+@lru_cache(maxsize=4096)
+def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
+    """Return the classes whose forward a module class runs, and whether its forward is one that computes."""
+    # By name: a model that is not quantised does not import them. Their forward returns its argument.
+    keeps_packed_weights = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
+    return tuple(_classes_with_forward(cls)), not keeps_packed_weights and _forward_of(cls) not in _SILENT_FORWARDS
+
+
+def _classes_with_forward(cls: type) -> Iterator[str]:
+    """Yield the qualified names of a class and of those bases whose forward it inherits unchanged."""
+    forward = _forward_of(cls)
+    for base in cls.__mro__:
+        if base is nn.Module or _forward_of(base) is not forward:
+            return
+        public = getattr(nn, base.__name__, None) is base
+        yield f"torch.nn.{base.__name__}" if public else f"{base.__module__}.{base.__qualname__}"
+
+
+def _forward_of(cls: type) -> Any:
+    # Not by attribute: a ScriptModule's forward is a descriptor that can be read from an instance only.
+    return next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
+
+
+def _is_described(value: Any) -> bool:
+    # By its type and the base's methods: a subclass's own may raise, and it may say that it is another class.
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))
+    return issubclass(kind, (int, float, str)) or value is None
+
+
+def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return each argument of a call as a person would write it down: tensors by dtype and shape.
+
+    >>> describe_inputs((torch.ones(2, 3),), {"scale": 2})
+    ['float32[2, 3]', 'scale=2']
+    """
+    return [_show(value) for value in args] + [f"{name}={_show(value)}" for name, value in kwargs.items()]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(describe_tensor(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_show(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_show(item)}' for name, item in value.items())}}}"
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -1,0 +1,283 @@
+"""The reading of a model before a run: what its modules hold, found quickly where it stood the last time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, islice
+from operator import attrgetter, is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fvflops.capture.model.model import named_places, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
+from fvflops.capture.unseen.fake_tensors import holds_fakes
+from fvflops.trace import ModuleInfo, ModuleTree, Region
+
+# The layout of each model that was read, for as long as the model lives.
+_LAYOUTS = WeakIdKeyDictionary()
+_TENSORS = {torch.Tensor, nn.Parameter}
+_HOLDERS = ("_parameters", "_buffers", "_modules")
+_MAPPINGS = (dict, OrderedDict)
+_CONTAINERS = (*_MAPPINGS, set)
+# A run cannot change one of these, nor a tuple of them.
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+class Reading:
+    """A model as it stands before a run: its modules, what they hold, and its module tree.
+
+    `owner` is None for a plain function. `modules` are its modules, each once, and `names` gives each the first of its
+    paths. `mappings` are the
+    modules' attributes, parameters, buffers and children; `sizes`, `keys` and `values` say what was in them, one after
+    the other. `empty` are those of their mappings and sets that are empty, `others` values that are neither and no
+    numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied one under its first
+    name, and what is to be known of them stands in `metadata`, `shapes`, `strides`, `storages`, `offsets`,
+    `requires_grad`, and `rows` (bytes of the storage, device, "parameter" or "buffer", name) in the same order;
+    `devices` are those that they are on, `odd` the tensors that are not strided, and `is_fake` says that some are
+    FakeTensors. A lazy module whose parameters
+    have no shape yet raises ValueError.
+    """
+
+    def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
+        self.owner = owner_of(model)
+        layout, found = _find(self.owner)
+        self.modules = found.modules
+        self.names: Mapping[nn.Module, str] = ByIdentity(zip(found.modules, layout.paths, strict=True))
+        self.mappings, self.keys, self.values = found.mappings, found.keys, found.values
+        self.sizes = layout.sizes
+        self.empty = found.empty
+        self.others = found.others
+        self.tensors = found.tensors
+        self.odd: list[torch.Tensor] = []
+        self.is_fake = False
+        labels = layout.labels
+        if not _are_plainly_strided(self.tensors):
+            self.is_fake = holds_fakes(self.tensors)
+            whole = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
+            self.odd = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
+            self.tensors = tuple(compress(self.tensors, whole))
+            labels = list(compress(labels, whole))
+        tensors = self.tensors
+        self.shapes = [tensor.shape for tensor in tensors]
+        self.strides = [tensor.stride() for tensor in tensors]
+        self.requires_grad = [tensor.requires_grad for tensor in tensors]
+        self.storages = list(map(torch.Tensor.untyped_storage, tensors))
+        self.offsets = list(map(torch.Tensor.storage_offset, tensors))
+        columns = (
+            self.shapes,
+            self.strides,
+            self.requires_grad,
+            [tensor.dtype for tensor in tensors],
+            [tensor.device for tensor in tensors],
+            [storage.nbytes() for storage in self.storages],
+            labels,
+        )
+        if layout.columns != columns:
+            layout.metadata = [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
+            layout.rows = [
+                (nbytes, metadata.spec.device, *label)
+                for nbytes, metadata, label in zip(columns[-2], layout.metadata, labels, strict=True)
+            ]
+            layout.tree = None
+            layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
+            layout.columns = columns  # last: what breaks off before makes the next reading look again
+        self.devices = layout.devices
+        self.metadata: list[Metadata] = layout.metadata
+        self.rows = layout.rows
+        self.regions = layout.regions
+        if self.owner is None:
+            self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
+        else:
+            if layout.tree is None or self.odd:
+                layout.tree = read_tree(self.owner, self.names)
+            self.tree = layout.tree
+
+    def contents(self) -> Iterator[dict[str, Any]]:
+        """Yield what was in each of the mappings."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return (dict(islice(pairs, size)) for size in self.sizes)
+
+    def homes(self) -> dict[int, str]:
+        """Return the modules that parameters and buffers stand in, by the tensors' ids; of a tied one the first."""
+        homes: dict[int, str] = {}
+        for module, path in self.names.items():
+            for tensors in (module._parameters, module._buffers):
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        homes.setdefault(id(tensor), path)
+        return homes
+
+
+def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
+    """Return the module tree of a model, or of the module whose method it is; a function is a root without children.
+
+    A lazy module whose parameters have no shape yet raises ValueError.
+    """
+    return Reading(model).tree
+
+
+class _Found(NamedTuple):
+    """What the modules of a model hold just now."""
+
+    modules: tuple[nn.Module, ...]
+    mappings: list[dict[str, Any]]
+    keys: list[str]
+    values: list[Any]
+    empty: tuple[Any, ...]
+    others: tuple[Any, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
+def _find(owner: nn.Module | None) -> tuple[_Layout, _Found]:
+    """Return what a model's modules hold, found where it stood the last time, or else by looking at everything."""
+    layout = None if owner is None else _LAYOUTS.get(owner)
+    found = None if layout is None else layout.find(owner)
+    if layout is None or found is None:
+        layout = _Layout(owner)
+        found = layout.find(owner)
+        assert found is not None
+        if owner is not None:
+            _LAYOUTS[owner] = layout
+    return layout, found
+
+
+class _Layout:
+    """Where in a model things stand, kept for as long as the model does not change.
+
+    Only plain values are kept alive, nothing else of the model. `paths` and `regions` are of its modules, each once;
+    `sizes` of their attributes, and then of their parameters, buffers and children; `labels` say of each tensor among
+    these what it is and its name. The other public attributes are the last reading's: its columns, and what came of
+    them.
+    """
+
+    def __init__(self, owner: nn.Module | None) -> None:
+        places = [] if owner is None else named_places(owner)
+        names = ByIdentity((module, path) for path, module in places)
+        self.paths = list(names.values())
+        self.regions = [Region("module", path) for path in self.paths]
+        self._steps, nodes = _steps_to(names)
+        self._classes = list(map(type, nodes))
+        positions = {id(node): position for position, node in enumerate(nodes)}
+        self._modules = _picker([positions[id(module)] for module in names])
+        attributes = [module.__dict__ for module in names]
+        self._keys, values = _contents(attributes)
+        plain: list[int] = []
+        empty: list[int] = []
+        holders: list[int] = []
+        others: list[int] = []
+        for position, (key, value) in enumerate(zip(self._keys, values, strict=True)):
+            of = type(value)
+            if of in _PLAIN or (of is tuple and _PLAIN.issuperset(map(type, value))):
+                plain.append(position)
+            elif of in _CONTAINERS and not value:
+                empty.append(position)
+            elif key in _HOLDERS and of in _MAPPINGS:
+                holders.append(position)
+            else:
+                others.append(position)
+        self._pick_plain = _picker(plain)
+        self._plain = self._pick_plain(values)
+        self._pick_empty = _picker(empty)
+        self._types = list(map(type, self._pick_empty(values)))
+        self._pick_mappings = _picker(holders)
+        self._pick_others = _picker(others)
+        inner = self._pick_mappings(values)
+        self._inner_keys, held = _contents(inner)
+        self._identities = list(map(id, held))
+        self.sizes = list(map(len, (*attributes, *inner)))
+        found = {id(value): position for position, value in reversed(list(enumerate(held)))}
+        labels: dict[int, tuple[str, str]] = {}
+        for module, path in names.items():
+            prefix = path + "." if path else ""
+            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) in found:
+                        labels.setdefault(id(tensor), (kind, prefix + name))
+        self._pick_tensors = _picker([found[key] for key in labels])
+        self.labels = list(labels.values())
+        self.columns: tuple[list[Any], ...] = ()
+        self.metadata: list[Metadata] = []
+        self.rows: list[tuple[int, str, str, str]] = []
+        self.devices: list[torch.device] = []
+        self.tree: ModuleTree | None = None
+
+    def find(self, owner: nn.Module | None) -> _Found | None:
+        """Return what the modules hold, or None if anything stands elsewhere than it did."""
+        nodes = [] if owner is None else [owner]
+        try:
+            for above, key in self._steps:
+                nodes.append(nodes[above]._modules[key])  # type: ignore[arg-type]
+        except (KeyError, AttributeError):
+            return None
+        if list(map(type, nodes)) != self._classes:
+            return None
+        modules = self._modules(nodes)
+        attributes = [module.__dict__ for module in modules]
+        keys, values = _contents(attributes)
+        if keys != self._keys:
+            return None
+        empty = self._pick_empty(values)
+        if (
+            list(map(type, empty)) != self._types
+            or any(empty)
+            or not all(map(is_, self._pick_plain(values), self._plain))
+        ):
+            return None
+        inner = self._pick_mappings(values)
+        inner_keys, held = _contents(inner)
+        mappings = [*attributes, *inner]
+        if (
+            inner_keys != self._inner_keys
+            or list(map(id, held)) != self._identities
+            or list(map(len, mappings)) != self.sizes
+        ):
+            return None
+        keys += inner_keys
+        values += held
+        return _Found(modules, mappings, keys, values, empty, self._pick_others(values), self._pick_tensors(held))
+
+
+def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list[nn.Module]]:
+    """Return how each module is reached: (position of the one above it, key there), and the modules so reached.
+
+    The first is reached by no step. What `torch.compile` wraps is reached through the wrapper.
+    """
+    steps: list[tuple[int, str]] = []
+    nodes = list(modules)[:1]
+    positions = dict.fromkeys(map(id, nodes), 0)
+    for module in modules:
+        for key, child in module._modules.items():
+            above = positions[id(module)]
+            while child is not None and id(child) not in positions:
+                steps.append((above, key))
+                above = positions[id(child)] = len(nodes)
+                nodes.append(child)
+                if unwrap_compiled(child) is child:
+                    break
+                key, child = "_orig_mod", child._modules["_orig_mod"]
+    return steps, nodes
+
+
+def _are_plainly_strided(tensors: Sequence[torch.Tensor]) -> bool:
+    return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
+
+
+def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
+    """Return the keys and the values of all mappings, one after the other."""
+    mappings = list(mappings)
+    return (
+        list(chain.from_iterable(mappings)),
+        list(chain.from_iterable([mapping.values() for mapping in mappings])),
+    )
+
+
+def _picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Return a function that gives what stands at some positions of a list."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])

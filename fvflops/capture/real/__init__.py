@@ -1,0 +1,1 @@
+"""Real execution: ops run as they are and are recorded."""

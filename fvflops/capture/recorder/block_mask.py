@@ -1,0 +1,66 @@
+"""The block mask of flex attention: how many pairs of a query and a key it has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.capture.recorder.signature import Stated
+from fvflops.capture.restore.interrupts import deferred
+
+# Where the tuple that is made of a block mask stands among an op's arguments; query and key come first.
+BLOCK_MASKS = {"flex_attention": 4, "flex_attention_backward": 9}
+
+
+class CountedMask(Stated):
+    """The mask function of a block mask, which stands in a signature as the number of pairs that are computed."""
+
+    def __init__(self, function: Callable[..., Any], pairs: int) -> None:
+        super().__init__(pairs)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Return what the function does."""
+        return self._function(*args)
+
+
+def count_mask(args: Sequence[Any], position: int, knows: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
+    """Return the arguments of a call of flex attention, the pairs of the block mask at a position counted.
+
+    `knows` says whether tensors hold their numbers; where they do not the arguments are returned as they are.
+    """
+    mask = args[position]
+    start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
+    lists = [item for item in mask[start : start + 4] if item is not None]
+    if isinstance(mask[-1], Stated) or not lists or not knows(lists):
+        return tuple(args)
+    query, key = args[0].shape, args[1].shape
+    with deferred(), _disable_current_modes():
+        # The blocks that the mask function is asked about, and those that lie in it wholly, where these are apart.
+        pairs = sum(
+            count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])
+            for counts, indices in zip(lists[::2], lists[1::2], strict=True)
+        )
+        masks = lists[0].numel() // max(1, lists[0].shape[-1])
+    repeats = query[0] * query[1] // max(1, masks)  # one mask may serve all batches, or all heads
+    counted = (*mask[:-1], CountedMask(mask[-1], pairs * repeats))
+    return (*args[:position], counted, *args[position + 1 :])
+
+
+def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
+    """Return the pairs in the blocks of a block mask, a block that reaches past the end counted up to it.
+
+    Counts are [..., rows], the blocks of a row; indices [..., rows, columns] list these first. Lengths are the queries
+    and keys, sizes those of a block.
+
+    >>> count_pairs(torch.tensor([1, 2]), torch.tensor([[0, 1], [0, 1]]), (5, 5), (4, 4))
+    21
+    """
+    rows = torch.arange(counts.shape[-1], dtype=torch.int64, device=counts.device)
+    heights = (lengths[0] - rows * sizes[0]).clamp(0, sizes[0])
+    listed = torch.arange(indices.shape[-1], device=counts.device) < counts.unsqueeze(-1)
+    widths = (lengths[1] - indices.to(torch.int64) * sizes[1]).clamp(0, sizes[1])
+    return int(((widths * listed).sum(-1) * heights).sum())

@@ -1,0 +1,255 @@
+"""The making of specs and signatures: torch's tensors and arguments turned into plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from fvflops.capture.recorder.value_reader import Valued, find_valued
+from fvflops.capture.shapes.metadata import dense_spec, dtype_name
+from fvflops.trace import Signature, Symbol, TensorSpec, Value
+from fvflops.trace.process_group import Group
+
+# What torch calls the arguments of higher-order ops that a table has a row for.
+_NAMES = {
+    "flex_attention": (
+        *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+        *("score_mod_other_buffers", "mask_mod_other_buffers"),
+    ),
+    "flex_attention_backward": (
+        *("query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp", "fw_graph", "joint_graph"),
+        *("block_mask", "scale", "kernel_options", "score_mod_other_buffers", "mask_mod_other_buffers"),
+    ),
+}
+# Objects that hold the weight and the bias of a quantised convolution, whose output does not tell the kernel's size.
+_PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
+_COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
+_PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
+# The argument by which functional collectives name their group; names are used again when a program makes new groups.
+_GROUP_NAME = "group_name"
+# The symbol of each process group that lives: to list the ranks of one takes as long as it has ranks.
+_GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class OpSchema:
+    """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
+
+    `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates; `group` is
+    the position of the argument that names a process group. `is_view` says that it makes views of its arguments;
+    `valued` are the arguments whose numbers its cost depends on.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    defaults: tuple[Value, ...]
+    position: Mapping[str, int]
+    written: tuple[int, ...]
+    composite: bool
+    text: str
+    group: int | None = None
+    is_view: bool = False
+    valued: tuple[Valued, ...] = ()
+
+
+class Stated:
+    """An object among the arguments of an op that says what stands for it."""
+
+    def __init__(self, stated: Value) -> None:
+        self.stated = stated
+
+
+@cache
+def known_schema(op: Any) -> OpSchema:
+    """Return what is known of an op, looked up once in a process."""
+    return describe_op(op)
+
+
+def describe_op(op: Any) -> OpSchema:
+    """Return what is known of an `OpOverload` or a `HigherOrderOperator`."""
+    if not isinstance(op, torch._ops.OpOverload):
+        name, names = f"higher_order::{op.name()}", _NAMES.get(op.name(), ())
+        position = {argument: index for index, argument in enumerate(names)}
+        return OpSchema(name, names, (None,) * len(names), position, (), False, f"{name}({', '.join(names) or '...'})")
+    schema = op._schema
+    names = tuple(argument.name for argument in schema.arguments)
+    return OpSchema(
+        name=op.name(),
+        names=names,
+        defaults=tuple(
+            describe(argument.default_value) if argument.has_default_value() else None for argument in schema.arguments
+        ),
+        position={name: index for index, name in enumerate(names)},
+        written=tuple(
+            index
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        composite=(
+            torch._C.DispatchKey.CompositeImplicitAutograd in op.py_kernels
+            or (
+                # A wrapper is asked for prim::layout too, which is TorchScript's and not known to the dispatcher.
+                torch._C._dispatch_has_kernel(op.name())
+                and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+            )
+        ),
+        text=str(schema),
+        group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
+        is_view=op.is_view,
+        valued=find_valued(op.name(), names),
+    )
+
+
+def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
+    """Return one value for each argument of the schema, defaults filled in.
+
+    Most higher-order ops have no schema: their positional arguments come first, then their keyword arguments.
+    """
+    if not schema.names:
+        return tuple(describe(value) for value in (*args, *kwargs.values()))
+    values = [describe(value) for value in args]
+    values.extend(schema.defaults[len(values) :])
+    for name, value in kwargs.items():
+        values[schema.position[name]] = describe(value)
+    if schema.group is not None:
+        values[schema.group] = describe_group(values[schema.group])
+    return tuple(values)
+
+
+def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Signature:
+    """Return the signature of one call of an op, from its arguments and its result."""
+    schema = describe_op(op)
+    return Signature(schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text)
+
+
+def describe_result(result: Any) -> tuple[Value, ...]:
+    """Return one value for each result of an op; an op without a result gives ()."""
+    if result is None:
+        return ()
+    return tuple(describe(item) for item in result) if isinstance(result, tuple) else (describe(result),)
+
+
+def describe(value: Any) -> Value:
+    """Return the plain value that stands for an argument, a spec for itself, a Symbol for an unknown object."""
+    if isinstance(value, torch.Tensor):
+        return describe_tensor(value)
+    if value is None or isinstance(value, (bool, int, float, complex, str, TensorSpec)):
+        return value
+    if issubclass(type(value), (list, tuple)):
+        return tuple(map(describe, _items_of(value)))
+    if isinstance(value, torch.dtype):
+        return Symbol("dtype", dtype_name(value))
+    if isinstance(value, torch.device):
+        return Symbol("device", str(value))
+    if isinstance(value, torch.layout):
+        return Symbol("layout", str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return Symbol("memory_format", str(value).removeprefix("torch."))
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.ScriptObject):
+        kind = value._type().qualified_name()
+        if kind in _PACKED_WEIGHTS:
+            return describe(value._get_method("unpack")())
+        if kind == _PROCESS_GROUP:
+            return _sign_group(torch.distributed.ProcessGroup.unbox(value))
+    if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
+        return _sign_group(value)
+    return value.stated if isinstance(value, Stated) else Symbol("object", type(value).__qualname__)
+
+
+def describe_group(value: Value) -> Value:
+    """Return what stands for the process group of a name; of a name that is no group's, the name."""
+    if not isinstance(value, str):
+        return value
+    try:
+        resolve: Any = torch.distributed.distributed_c10d._resolve_process_group
+        return _sign_group(resolve(value))
+    except (RuntimeError, ValueError):
+        return value
+
+
+def group_size(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return how many ranks the process group among a call's arguments has, None where there is no group."""
+    for index, value in (*enumerate(args), *((schema.position.get(name), value) for name, value in kwargs.items())):
+        if isinstance(value, str) and index == schema.group:
+            group = Group.of(describe_group(value))
+        elif isinstance(value, (torch.Tensor, list, tuple)):
+            continue
+        else:
+            group = Group.of(describe(value))
+        if group is not None:
+            return group.size
+    return None
+
+
+def _sign_group(group: Any) -> Symbol:
+    known = _GROUPS.get(group)
+    if known is None:
+        try:
+            ranks = torch.distributed.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # a group that torch made for itself
+            ranks = [0]
+        steps = {after - before for before, after in pairwise(ranks)} or {0}
+        axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
+        step = steps.pop() if len(steps) == 1 and len(ranks) == group.size() else None
+        known = _GROUPS[group] = Group(group.group_name, group.size(), axis, ranks[0], step).symbol()
+    return known
+
+
+def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
+    """Return the spec of a tensor; of a nested one the largest size of each dimension, and those of its parts."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
+    layout = str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return _describe_nested(tensor)
+    shape = tuple(map(_size, tensor.shape))
+    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), layout, nnz=_stored_elements(tensor, layout))
+
+
+def _size(size: Any) -> int:
+    # An int() would fix a size that a graph's tracer leaves open.
+    return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
+
+
+def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
+    # Not _nnz(), which counts the blocks of a blocked layout.
+    if layout == "sparse_coo":
+        return tensor._values().numel()
+    return tensor.values().numel() if layout in _COMPRESSED else None
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        yield value
+    elif issubclass(kind, (list, tuple)):
+        for item in _items_of(value):
+            yield from tensors_of(item)
+    elif issubclass(kind, (dict, Mapping)):
+        for item in dict.values(value) if issubclass(kind, dict) else value.values():
+            yield from tensors_of(item)
+    elif dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            yield from tensors_of(getattr(value, field.name, None))
+
+
+def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
+    parts = [tuple(map(int, part.shape)) for part in tensor.unbind()]
+    shape = (len(parts), *(max(sizes) for sizes in zip(*parts, strict=True)))
+    values = tuple(size for part in parts for size in part)
+    return TensorSpec(shape, dtype_name(tensor.dtype), str(tensor.device), "nested", values=values)
+
+
+def _items_of(value: Any) -> Iterator[Any]:
+    """Return what iterates over a list or a tuple, whose class may have an `__iter__` and `__len__` that raise."""
+    return (list if issubclass(type(value), list) else tuple).__iter__(value)

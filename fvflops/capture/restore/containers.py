@@ -1,0 +1,279 @@
+"""Record what mutable objects contain before a run, found through containers, objects and code, and restore it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from fvflops.capture.restore.contents import (
+    GENERATORS,
+    PLAIN,
+    UNCHANGING,
+    UNSHARED,
+    Iterators,
+    Restore,
+    Save,
+    Saved,
+    is_iterator,
+    restore_dict,
+    save_for,
+)
+from fvflops.capture.restore.namespaces import ABSENT, Namespaces, attributes_of, namespace_of, read_slot, slots_of
+from fvflops.capture.restore.tensor_state import TensorState, note_tensor, restore_all, restore_tensor
+
+# So many objects are followed, the nearest first: a module may contain a data set, or a trainer that contains all else.
+_LIMIT = 1 << 16
+# And the code of a function that calls one that calls one, so many times.
+_DEPTH = 4
+# Parts of libraries whose objects' attributes are no state of a model.
+_CLOSED = frozenset(
+    {
+        *("logging", "threading", "abc", "typing", "re", "ast", "inspect", "importlib", "asyncio", "multiprocessing"),
+        *("concurrent", "subprocess", "ctypes", "unittest", "pathlib", "sympy", "numpy", "builtins", "io", "fvflops"),
+        *("torch.fx", "torch.jit", "torch._dynamo", "torch._inductor", "torch._C", "torch.distributed", "torch._ops"),
+        *("torch._library", "torch._subclasses", "torch.library"),
+    }
+)
+_CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+class _Kind(NamedTuple):
+    """What saves the contents of a class's objects, what reads their attributes, and the descriptors of their slots."""
+
+    save: Save | None
+    attributes: Callable[[Any], Any] | None
+    slots: tuple[Any, ...]
+
+
+# The kinds of classes by their identity, and the classes, which may end and leave it to another.
+_KINDS: dict[int, tuple[weakref.ref[type], _Kind]] = {}
+
+
+class Containers:
+    """What was in containers, generators and objects before a run, and where tensors among it stood.
+
+    `tensors` are all that were met, `code` the functions and classes, which are not followed. What is in `seen`, by
+    identity, is left to somebody else; what is met is added to it.
+    """
+
+    def __init__(self, seen: set[int] | None = None) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.code: list[Any] = []
+        self._seen = set() if seen is None else seen
+        self._kept: list[Any] = []  # so that nothing else gets the identity of what was seen
+        self._tensors: list[TensorState] = []
+        # What restores an object, the object, and what was in it.
+        self._states: list[tuple[Restore, Any, Any]] = []
+        self._saves: list[tuple[Save, Any]] = []
+        self._iterators = Iterators()
+
+    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Note each container that can be reached through containers, and through objects if asked."""
+        pending = deque(values)
+        while pending and len(self._seen) < _LIMIT:
+            item = pending.popleft()
+            cls = type(item)
+            if cls in PLAIN or id(item) in self._seen:
+                continue
+            self._seen.add(id(item))
+            if cls in UNCHANGING:
+                continue
+            self._kept.append(item)
+            if issubclass(cls, torch.Tensor):
+                self.tensors.append(item)
+                if objects:
+                    self._tensors.append(note_tensor(item))
+                continue
+            kind = _kind_of(cls)
+            if kind.save is not None:
+                before, restore, children = kind.save(item)
+                if restore is not None:
+                    self._states.append((restore, item, before))
+                if restore not in UNSHARED:
+                    self._saves.append((kind.save, item))
+                pending += children
+            elif is_iterator(item):
+                self._iterators.add(item)
+            if objects:
+                pending += self._follow(item, cls, kind)
+
+    def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+        """Return an object's attributes, and note its slots."""
+        if cls is FunctionType or issubclass(cls, type):
+            self.code.append(item)
+            self._seen.discard(id(item))
+            return ()
+        if cls is MethodType:
+            return item.__self__, item.__func__
+        if cls is BuiltinMethodType:
+            return (item.__self__,)
+        if kind.attributes is None and not kind.slots:
+            return ()
+        attributes = None if kind.attributes is None else kind.attributes(item)
+        if not kind.slots:
+            return cls, attributes
+        owner = _Slots(item, kind.slots)
+        return cls, attributes, *self._note(_save_slots, owner)
+
+    def _note(self, save: Save, item: Any) -> Iterable[Any]:
+        before, restore, children = save(item)
+        assert restore is not None
+        self._kept.append(item)
+        self._states.append((restore, item, before))
+        self._saves.append((save, item))
+        return children
+
+    def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
+        """Return functions that put things back, and what each is to be called with."""
+        return (restore_tensor, self._tensors), (self._restore_states, [self.moved()])
+
+    def moved(self) -> Mapping[int, Any]:
+        """Return what is to stand in the place of iterators that have gone on, by their identity."""
+        return self._iterators.moved()
+
+    def _restore_states(self, moved: Mapping[int, Any]) -> None:
+        states: Iterable[Any] = self._states
+        if moved:
+            states = ((restore, item, _replace(before, moved)) for restore, item, before in self._states)
+        restore_all(((_restore_state, states),))
+
+    def restore(self) -> None:
+        """Put back whatever differs; what one thing raises keeps no other from being put back."""
+        restore_all(self.restorers())
+
+
+class Surroundings(Containers):
+    """What code uses outside of a model, in globals, classes, closures and caches, as it was before a run.
+
+    It is restored if the run has left tensors there, which belong to the run: a list in which a hook counts calls is
+    the program's. Random generators are always restored. `whole` is that of `Namespaces`.
+    """
+
+    def __init__(self, seen: set[int], *, whole: bool) -> None:
+        super().__init__(seen)
+        self._namespaces = Namespaces(whole=whole)
+        self._named: list[Any] = []
+
+    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Note what can be reached from functions and classes, through so many calls of functions by functions."""
+        for _ in range(_DEPTH):
+            self._named = []
+            super().watch(values, objects=objects)
+            values = self._named
+
+    def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+        if cls is FunctionType:
+            self._named += self._namespaces.of_function(item)
+            return self._note(_save_function, item)
+        if issubclass(cls, type):
+            return self._namespaces.of_class(item)
+        return super()._follow(item, cls, kind)
+
+    def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
+        """Return functions that put things back, and what each is to be called with."""
+        if not self._has_new_tensors():
+            return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
+        return *super().restorers(), (self._namespaces.restore, [self.moved()])
+
+    def _has_new_tensors(self) -> bool:
+        """Return whether tensors can be reached that could not be before."""
+        found = [item for item in self._namespaces.values() if id(item) not in self._seen]
+        for save, item in self._saves:
+            found += [child for child in save(item)[2] if id(child) not in self._seen]
+        if not found:
+            return False
+        new = Containers(set(self._seen))
+        new.watch(found, objects=True)
+        return bool(new.tensors)
+
+
+class _Slots(NamedTuple):
+    item: Any
+    slots: tuple[Any, ...]
+
+
+def _kind_of(cls: type) -> _Kind:
+    known = _KINDS.get(id(cls))
+    if known is not None and known[0]() is cls:
+        return known[1]
+    kind = _read_kind(cls)
+    _KINDS[id(cls)] = weakref.ref(cls, partial(_forget, id(cls))), kind
+    return kind
+
+
+def _forget(key: int, ended: weakref.ref[type]) -> None:
+    if key in _KINDS and _KINDS[key][0] is ended:
+        del _KINDS[key]
+
+
+def _read_kind(cls: type) -> _Kind:
+    save = save_for(cls)
+    if cls in _CODE or issubclass(cls, type):
+        return _Kind(save, None, ())
+    module = namespace_of(cls).get("__module__") if cls.__flags__ & _MADE_BY_PYTHON else cls.__module__
+    if save is None and type(module) is str and _is_closed(module):
+        return _Kind(None, None, ())
+    return _Kind(save, attributes_of(cls), slots_of(cls))
+
+
+def _is_closed(module: str) -> bool:
+    first, _, rest = module.partition(".")
+    return first in _CLOSED or f"{first}.{rest.partition('.')[0]}" in _CLOSED
+
+
+def _save_slots(owner: _Slots) -> Saved:
+    values = [read_slot(slot, owner.item) for slot in owner.slots]
+    return values, _restore_slots, values
+
+
+def _restore_slots(owner: _Slots, before: list[Any]) -> None:
+    for slot, value in zip(owner.slots, before, strict=True):
+        if read_slot(slot, owner.item) is not value:
+            if value is ABSENT:
+                slot.__delete__(owner.item)
+            else:
+                slot.__set__(owner.item, value)
+
+
+def _parts_of(function: FunctionType) -> list[Any]:
+    parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ())]
+    if function.__kwdefaults__:
+        parts.append(function.__kwdefaults__)
+    if function.__dict__:
+        parts += function.__dict__.values()
+    return parts
+
+
+def _save_function(function: FunctionType) -> Saved:
+    before = [function.__defaults__, function.__kwdefaults__, function.__code__, function.__dict__.copy()]
+    return before, _restore_function, _parts_of(function)
+
+
+def _restore_function(function: FunctionType, before: list[Any]) -> None:
+    *parts, attributes = before
+    for name, value in zip(("__defaults__", "__kwdefaults__", "__code__"), parts, strict=True):
+        if getattr(function, name) is not value:
+            setattr(function, name, value)
+    restore_dict(function.__dict__, list(attributes.items()))
+
+
+def _restore_state(state: tuple[Restore, Any, Any]) -> None:
+    restore, item, before = state
+    restore(item, before)
+
+
+def _replace(before: Any, moved: Mapping[int, Any]) -> Any:
+    """Return what was in a container with copies of the iterators that have gone on since."""
+    if type(before) is not list:
+        return before
+    return [
+        tuple([moved.get(id(part), part) for part in item]) if type(item) is tuple else moved.get(id(item), item)
+        for item in before
+    ]

@@ -1,0 +1,67 @@
+"""Record where a tensor's elements are, and its gradient, before a run, and restore them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.restore.torch_state import without_modes
+
+# A tensor, an alias of its elements, whether it required a gradient, and its gradient.
+TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
+
+
+def note_tensor(tensor: torch.Tensor) -> TensorState:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    alias = tensor.detach() if plain and not tensor.is_nested else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
+
+
+def restore_tensor(state: TensorState) -> None:
+    """Put back what differs, the elements themselves excepted, which are the undo log's."""
+    tensor, alias, requires_grad, grad = state
+    if alias is not None and place_of(tensor) != place_of(alias):
+        tensor.data = alias
+    restore_gradient(tensor, requires_grad, grad)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
+    if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
+        tensor.detach_()  # the run wrote something with a history into it
+    if is_leaf(tensor):
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+
+
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Return whether a tensor is a leaf, or None where autograd refuses to say so.
+
+    That is one of several views, as FSDP's parameters are, whose base was written to.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
+def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+    """Call each function with each of its states; what one raises, whatever it is, keeps no other from being called."""
+    problems: list[BaseException] = []
+    with without_modes():
+        for restore, states in kinds:
+            for state in states:
+                try:
+                    restore(state)
+                except BaseException as error:
+                    problems.append(error)
+    if problems:
+        raise problems[0]

@@ -1,0 +1,556 @@
+"""The recording of a model: one forward run, in the composite vocabulary where it can be, the model left as it was."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fvflops.capture.instrument.autograd_use import AutogradUse, AutogradUsed
+from fvflops.capture.instrument.backward import gradients_restored
+from fvflops.capture.instrument.instrument import eager, watch
+from fvflops.capture.instrument.patching import Wrapping
+from fvflops.capture.instrument.probe import Meter
+from fvflops.capture.model.model import describe_inputs, unwrap_compiled
+from fvflops.capture.model.model_index import Reading
+from fvflops.capture.real.real_mode import RecordingMode, WrapperAware
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.restore.forks import at_fork, undone_in_child
+from fvflops.capture.restore.interrupts import allowed, deferred, is_interrupt
+from fvflops.capture.restore.restore import Snapshot, UndoLog
+from fvflops.capture.restore.torch_state import model_runs
+from fvflops.capture.shapes.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.data_parallel import reducers_kept
+from fvflops.capture.shapes.device_emulation import OnThisMachine
+from fvflops.capture.shapes.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
+from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.shape_cache import trim_memo
+from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_parameters import StandIns
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.survivors import release, say_kept
+from fvflops.capture.unseen.export_patches import saved_exports
+from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
+from fvflops.capture.unseen.unseen_work import UnseenWork
+from fvflops.garbage_collector import uncollected
+from fvflops.text import show
+from fvflops.trace import Region, Signature, StopsAt, Trace
+
+Model = nn.Module | Callable[..., Any]
+Loss = Callable[[Any], torch.Tensor]
+Weigh = Callable[[Signature], int]
+# Tensors that exist before a run, with their metadata, storages, and these as rows of the Trace.
+Known = tuple[Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]]
+
+EXECUTIONS = ("auto", "shapes", "real")
+
+_LOGGER = logging.getLogger("fvflops")
+# Two runs at once of one model would see each other's buffers and random numbers: recordings take turns.
+_TURN = threading.RLock()
+_WAIT = 0.1  # seconds until it is looked whether a signal has come
+_NO_STOPS = StopsAt()
+
+
+class ExecutionError(RuntimeError):
+    """A model that cannot be run by shapes alone, and may not or cannot be run for real."""
+
+
+def record_call(
+    model: Model,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    stops_at: StopsAt = _NO_STOPS,
+    execution: str = "auto",
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    weigh: Weigh | None = None,
+    quiet: bool = False,
+    measure: Collection[str] = (),
+    lines: bool = False,
+) -> Trace:
+    """Run a model once and return the Trace of what it did.
+
+    `execution` is "shapes" (tensors of floating point have no numbers, nothing is computed on them, weights may be on
+    the meta device), "real", or "auto": by shapes, and for real where a number turns out to be needed, which is logged.
+    A shape run shows the ops of `device`, by default that of the inputs; under autograd, a machine without that device
+    shows the CPU's kernels. `assume` gives sizes to ops whose result's size depends on values: {"aten::nonzero": 100}.
+    A run by shapes that needs a number raises ExecutionError where it cannot be made for real.
+
+    Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below autograd;
+    a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's result that
+    returns a scalar, the run is under autograd and goes on through the backward pass, whose ops belong to the modules
+    whose forward made them; what activation checkpointing runs again is the phase "recompute". Of `torch.cond` the
+    branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
+    call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
+    silences Python's warnings. `measure` is that of `fvflops.record`, for execution="real". With `lines` the Trace has
+    the line of source that called each op, the innermost that is neither torch's nor Python's own. Whatever the model
+    raises is raised, and the model, its buffers, its modules' attributes, the inputs and the random generators are as
+    before. Recordings in several threads take turns.
+
+    >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
+    >>> trace.signatures[0].op
+    'aten::linear'
+    """
+    if execution not in EXECUTIONS:
+        raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+    if measure and execution != "real":
+        raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
+    kwargs = {} if kwargs is None else dict(kwargs)
+    with deferred(), one_at_a_time(), unseen(), ExitStack() as stack:
+        if quiet:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        stack.enter_context(eager())
+        if isinstance(model, nn.Module):
+            model = unwrap_compiled(model)
+        once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
+        failure, shapes = "", None
+        if find_fake_mode(tensors_of((args, kwargs))) is not None:
+            execution = "fake"
+        if execution == "shapes" or (execution == "auto" and not once):
+            with uncollected(), plain_sizes():
+                shapes, failure = _by_shapes(
+                    model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines
+                )
+            if shapes is not None and not failure:
+                if "supposed" in shapes.about:
+                    _LOGGER.warning("supposed, for want of a number: %s", show(shapes.about["supposed"]))
+                return shapes
+        try:
+            trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+        except Exception as error:
+            if shapes is None or is_interrupt(error):
+                raise
+            _LOGGER.warning("%s, and the model cannot be run for real", show(failure))
+            return shapes
+        if failure:
+            _LOGGER.warning("%s; the model was run for real", show(failure))
+        return trace
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let this thread have its turn: a run that leaves no trace must not meet another one on the same model."""
+    turn = _TURN
+    while not turn.acquire(timeout=_WAIT):
+        with allowed():
+            pass  # what a signal's handler raises ends the waiting
+    try:
+        yield
+    finally:
+        turn.release()
+
+
+def _take_turns_anew() -> None:
+    """In a forked child, wait for no thread of the parent."""
+    global _TURN
+    _TURN = threading.RLock()
+
+
+_WAIT = 0.1  # seconds until it is looked whether a signal has come
+
+
+at_fork(_take_turns_anew)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Keep the recordings that go on around this one from taking down what it runs."""
+    outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WrapperAware)]
+    with ExitStack() as stack:
+        for recorder in outer:
+            stack.callback(recorder.resume)
+            recorder.pause()
+        yield
+
+
+def _by_shapes(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stops_at: StopsAt,
+    execution: str,
+    device: str | torch.device | None,
+    assume: Mapping[str, Any] | None,
+    loss: Loss | None,
+    weigh: Weigh | None,
+    lines: bool,
+) -> tuple[Trace | None, str]:
+    """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
+    reading = Reading(model)
+    if reading.is_fake:
+        return None, ""  # FakeTensors have shapes alone as it is
+    homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
+    impersonated = choose_device(device, homes)
+    on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
+    may_fall_back = execution == "auto" and not on_meta and device is None
+    trim_memo()
+    rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
+    attempts: list[_Run] = []
+
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        if attempts:
+            attempts[-1].forget_errors()
+            attempts[-1].release()
+        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines, detect=detect)
+        attempts.append(run)
+        return run
+
+    trace, line = None, ""
+    try:
+        trace = _in_vocabulary(attempt, lambda run: run.by_shapes(impersonated, homes, rules), loss)
+    except Exception as error:
+        run = attempts[-1]
+        failure, line = run.failure, run.why_not(error)
+        run.forget_errors()
+        if is_interrupt(error):
+            raise
+        if not may_fall_back:
+            run.release()
+            if not wants_numbers(error if failure is None else failure[2]):
+                raise
+            what = "pass real weights" if on_meta else 'use execution="auto"'
+            if failure is not None and rules.can_assume(failure[0]):
+                what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
+            raise ExecutionError(f"{line}: {what}") from error
+        failure = None  # its error's frames are this one too
+    kept = attempts[-1].release()  # without the error, whose frames hold tensors too
+    if kept and not may_fall_back:
+        _LOGGER.warning("%s", show(kept))
+    return trace, line or (kept if may_fall_back else "")
+
+
+def _in_vocabulary(
+    attempt: Callable[..., _Run], execute: Callable[[_Run], Trace], loss: Loss | None, *, once: bool = False
+) -> Trace:
+    """Return the Trace of a run in the composite vocabulary, or in the core one where the model uses autograd.
+
+    It does where a core run makes a backward pass, or calls other modules. `once` says that there is one run only.
+    """
+    if loss is not None:
+        return execute(attempt("core", detect=False))
+    below = attempt("composite", detect=True)
+    trace = None
+    failed = False
+    try:
+        trace = execute(below)
+    except AutogradUsed:
+        pass  # the model is run again below, under autograd
+    except Exception as error:
+        failed = True
+        if is_interrupt(error) or once or not (below.autograd.seen or _fails_below_autograd(error)):
+            raise
+    if trace is not None and not below.autograd.seen:
+        return trace
+    if once:
+        raise ExecutionError(
+            f"the model uses autograd ({below.autograd.seen}), for which it is run a second time, "
+            "and an argument can be read only once: pass a list instead of the iterator"
+        )
+    again = execute(attempt("core", detect=False))
+    if failed or any(phase != "forward" for _, _, phase in again.calls):
+        return again
+    if trace is None:
+        try:
+            trace = execute(attempt("composite", detect=False))
+        except Exception as error:  # what it does without a backward pass (a hook on a tensor) fails below autograd too
+            if is_interrupt(error):
+                raise
+            return again
+    same = sum(again.region_calls.values()) == sum(trace.region_calls.values())
+    return trace if same else again
+
+
+def wants_numbers(error: Exception) -> bool:
+    """Return whether an error comes of running by shapes: a number that is not there, or a shape rule."""
+    said = ("data is not allocated yet", "no fake impl registered")
+    return isinstance(error, (ValueNeeded, NotImplementedError)) or any(text in str(error) for text in said)
+
+
+def _for_real(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stops_at: StopsAt,
+    loss: Loss | None,
+    stack: ExitStack,
+    once: bool,
+    measure: Collection[str],
+    lines: bool,
+) -> Trace:
+    reading = Reading(model)
+    if isinstance(model, nn.Module) and _on_meta(reading):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+
+    def attempt(vocabulary: str, *, detect: bool) -> _Run:
+        return _Run(
+            model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines, detect=detect
+        )
+
+    try:
+        return _in_vocabulary(attempt, _Run.for_real, loss, once=once)
+    except Exception as error:
+        # Code that was compiled under another dispatch mode.
+        if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
+            _say_which_input(error, model, args, kwargs)
+            raise
+    stack.enter_context(eager())
+    return _in_vocabulary(attempt, _Run.for_real, loss)
+
+
+def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
+    """Return the device that a shape run answers for: the one asked for, else the first real one, else the CPU."""
+    if device is None:
+        return next((home for home in homes if home.type != "meta"), torch.device("cpu"))
+    asked = torch.device(device)
+    if asked.type == "meta":
+        raise ValueError("a shape run answers for a device that computes, such as 'cpu' or 'cuda', not for 'meta'")
+    return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
+
+
+class _Run:
+    """One run of a model, in one vocabulary; the next attempt is another run."""
+
+    def __init__(
+        self,
+        model: Model,
+        reading: Reading,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stops_at: StopsAt,
+        vocabulary: str,
+        loss: Loss | None,
+        weigh: Weigh | None = None,
+        measure: Collection[str] = (),
+        lines: bool = False,
+        detect: bool = False,
+    ) -> None:
+        self._model = model
+        self._args = args
+        self._kwargs = kwargs
+        self._vocabulary = vocabulary
+        self._loss = loss
+        meter = Meter(measure, next(iter(reading.devices), None)) if measure else None
+        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter, lines=lines)
+        self._recorder.homes = reading.homes() if loss is not None else {}
+        self._reading = reading
+        self._modules = reading.tree
+        self._mode: weakref.ref[ShapeMode] | None = None
+        self._detect = detect
+        self.autograd = AutogradUse(self._recorder)
+
+    def for_real(self) -> Trace:
+        """Return the Trace of a run with numbers."""
+        for columns in (self._held(), self._inputs()):
+            self._recorder.know(*columns[2:])
+        self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.meter is None)
+        fake_mode = find_fake_mode((*self._reading.tensors, *tensors_of((self._args, self._kwargs))))
+        with self._restored() as undo_log:
+            with (
+                fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
+                self._grad_mode(),
+                watch(
+                    self._recorder,
+                    self._reading,
+                    RecordingMode(self._recorder, undo_log),
+                    self._wrappings(undo_log),
+                    training=self._loss is not None,
+                    grad_mode=self._grad_mode,
+                ),
+                model_runs(),
+            ):
+                copy_context().run(self._call, args, kwargs)
+            return self._trace("real" if fake_mode is None else "fake")
+
+    def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
+        """Return the Trace of a run without numbers."""
+        with self._restored() as undo_log:
+            mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
+            self._mode = weakref.ref(mode)
+            mode.reals.know(*self._held())
+            mode.reals.know(*self._inputs())
+            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, numbers=False)
+            args, kwargs = self._args, self._kwargs
+            if self._vocabulary == "core":
+                stand_ins = StandIns(mode)
+                stand_ins.put_into(self._reading)
+                args, kwargs = stand_ins.in_values((args, kwargs))
+            try:
+                with (
+                    self._grad_mode(),
+                    reducers_kept() if self._vocabulary == "core" else nullcontext(),
+                    watch(
+                        *(self._recorder, self._reading, mode, self._wrappings(undo_log)),
+                        training=self._loss is not None,
+                        grad_mode=self._grad_mode,
+                    ),
+                    nullcontext() if is_here(device) else OnThisMachine(device, trains=self._vocabulary == "core"),
+                    cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
+                    model_runs(),
+                ):
+                    copy_context().run(self._call, args, kwargs)
+            finally:
+                mode.close()
+            if self.failure is not None:  # the model caught it, and took another path than it would have
+                raise self.failure[2]
+            return self._trace("shapes", device=str(device), **rules.about())
+
+    @property
+    def failure(self) -> tuple[str, str, Exception] | None:
+        """The first thing that the run could not do: the op's name, the module's, and the error."""
+        return self._recorder.failure
+
+    def why_not(self, error: Exception) -> str:
+        """Return in one line what a run by shapes could not do, and in which module."""
+        return self._recorder.why_not(error)
+
+    def forget_errors(self) -> None:
+        """Let go of errors, whose frames hold this run and its tensors."""
+        self._recorder.forget_errors()
+
+    def release(self) -> str:
+        """Take the tensors of a run by shapes out of what keeps them; return in one line what cannot be undone."""
+        return say_kept(release(self._mode)) if self._mode is not None else ""
+
+    def _trace(self, execution: str, **more: str) -> Trace:
+        self._recorder.close()
+        meter = self._recorder.meter
+        return self._recorder.trace(
+            self._modules,
+            {
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "vocabulary": self._vocabulary,
+                "execution": execution,
+                "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
+                **more,
+                **({} if meter is None else meter.about()),
+            },
+        )
+
+    @contextmanager
+    def _grad_mode(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._vocabulary == "composite":
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+            elif self._loss is not None:
+                stack.enter_context(torch.enable_grad())
+            yield
+
+    def _held(self) -> Known:
+        reading = self._reading
+        return reading.tensors, reading.metadata, reading.storages, reading.rows
+
+    def _inputs(self) -> Known:
+        tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
+        metadata = [metadata_of(tensor) for tensor in tensors]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        rows = [
+            (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
+        ]
+        return tensors, metadata, storages, rows
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        model = self._model
+        synchronises = isinstance(model, nn.parallel.DistributedDataParallel) and self._loss is not None
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) and not synchronises:
+            # The wrapper's own forward scatters; what is counted of a forward pass is the model in it.
+            model = model.module
+        elif isinstance(model, nn.Module):
+            result = model(*args, **kwargs)
+            self._go_back(result)
+            return
+        unseen = self._recorder.unseen
+        if unseen is not None:
+            unseen.enter((args, kwargs))
+        token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
+        result = model(*args, **kwargs)
+        if unseen is not None:
+            unseen.leave(result, model)
+        self._recorder.leave(token, result)
+        self._go_back(result)
+
+    def _go_back(self, result: Any) -> None:
+        if self._loss is not None:
+            self._loss(result).backward()
+
+    @contextmanager
+    def _restored(self) -> Iterator[UndoLog]:
+        snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
+        undo_log = UndoLog()
+        try:
+            # The snapshot knows the model's own gradients; a function, or a module, may use others too.
+            with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
+                try:
+                    yield undo_log
+                finally:
+                    undo_log.undo()
+        finally:
+            try:
+                snapshot.restore()
+            finally:
+                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+                torch.clear_autocast_cache()
+
+    def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
+        return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
+
+
+def shape_run_is_on() -> bool:
+    """Return whether a run by shapes goes on in this thread."""
+    return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
+
+
+def _on_meta(reading: Reading) -> bool:
+    kinds = zip(reading.metadata, reading.rows, strict=True)
+    return not _is_offloaded(reading) and {
+        metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
+    } == {"meta"}
+
+
+def _is_offloaded(reading: Reading) -> bool:
+    """Return whether accelerate keeps the weights elsewhere, and puts them into each module for its call."""
+    return any("_hf_hook" in vars(module) for module in reading.names)
+
+
+def _fails_below_autograd(error: Exception) -> bool:
+    """Return whether a run may have failed for being made below autograd: the model uses autograd in its forward."""
+    if isinstance(error, ValueNeeded):
+        return False
+    files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
+    says_so = isinstance(error, RuntimeError) and "grad" in str(error)
+    return says_so or any("torch/autograd/" in file for file in files)
+
+
+def _say_which_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Add to torch's message about devices which input is elsewhere than the model."""
+    about_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
+    if not (about_devices and isinstance(model, nn.Module)):
+        return
+    homes = sorted({str(parameter.device) for parameter in model.parameters()})
+    strays = [
+        f"{name} is on {tensor.device}"
+        for name, value in (*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items())
+        for tensor in tensors_of(value)
+        if homes and str(tensor.device) not in homes
+    ]
+    if strays and error.args:
+        note = f"{'; '.join(strays)}; the model is on {', '.join(homes)}"
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

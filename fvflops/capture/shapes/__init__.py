@@ -1,0 +1,1 @@
+"""Shape execution: tensors with shapes and strides, without numbers."""

@@ -1,0 +1,221 @@
+"""The kernels that torch chooses on CUDA under autograd, for runs by shapes in which it would not choose them itself.
+
+Below autograd composite ops are recorded as they are called, and nothing is chosen. Under it torch takes them apart by
+the device of their tensors, and a machine without CUDA has tensors of the CPU. What is chosen here is what torch 2.11
+was seen to choose on an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import _VF
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fvflops.capture.instrument.patching import Patch, wrapped
+from fvflops.capture.shapes.metadata import is_here
+from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+
+_ATEN = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_ON_CUDNN = (torch.float16, torch.float32, torch.float64)
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+
+
+def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
+    """Call CUDA's kernels, for as long as the context lasts, where torch would choose them for shape tensors on CUDA.
+
+    On a machine that has such a device torch chooses, but for recurrent layers: what it does for those looks at where
+    weights lie in memory, and keeps a random state of its own for good.
+    """
+    patches = _RECURRENT if is_here(device) else (*_RECURRENT, *_OTHERS)
+    return wrapped((patch, partial(_before, choice)) for patch, choice in patches)
+
+
+def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in _first(args, kwargs))
+        if on_cuda and any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack()):
+            result = choice(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield a call's arguments, and those that are in a list among them."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
+
+
+def _recur(name: str, *args: Any) -> Any:
+    packed = isinstance(args[3], (list, tuple))
+    if packed:
+        data, batch_sizes, hx, params, has_biases, layers, dropout, train, bidirectional = args
+        batch_first, lengths = False, batch_sizes.tolist()
+    else:
+        data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
+        lengths = []
+    torch_can = is_here(data.device) and not packed and type(params[0]) is not ShapeTensor
+    fits = torch.backends.cudnn.enabled and data.dtype in _ON_CUDNN and data.numel() > 0
+    if not fits or (torch_can and not (train and dropout > 0)):
+        return NotImplemented
+    state, cell = hx if name == "lstm" else (hx, None)
+    hidden = state.shape[2] if cell is None else cell.shape[2]
+    projected = state.shape[2] if hidden != state.shape[2] else 0
+    output, hy, cy, *_ = _ATEN._cudnn_rnn(
+        data,
+        list(params),
+        (4 if has_biases else 2) + bool(projected),
+        None,
+        state,
+        cell,
+        _MODES[name],
+        hidden,
+        projected,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        lengths,
+        None,
+    )
+    return (output, hy, cy) if name == "lstm" else (output, hy)
+
+
+def _lstm_cell(
+    input: torch.Tensor, hx: Sequence[torch.Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    sums = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
+    return _ATEN._thnn_fused_lstm_cell(*sums, hx[1], b_ih, b_hh)[:2]
+
+
+def _gru_cell(input: torch.Tensor, hx: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    sums = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
+    return _ATEN._thnn_fused_gru_cell(*sums, hx, b_ih, b_hh)[0]
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
+    fused = train and 0 < p < 1 and input.numel() > 0
+    return _ATEN.native_dropout(input, p, train)[0] if fused else NotImplemented
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if not cudnn_enabled or weight is None or bias is None or input.ndim < 3:
+        return NotImplemented
+    if torch.bfloat16 in (input.dtype, weight.dtype):
+        return NotImplemented
+    if input.dtype is torch.float16 and weight.dtype is not torch.float32:
+        return NotImplemented
+    tracked = running_mean is not None and running_var is not None
+    if not (tracked or training) or len(input) > (880801 if training else 65535):
+        return NotImplemented
+    inside = input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+    laid = input.contiguous(memory_format=torch.channels_last if inside else torch.contiguous_format)
+    return _ATEN.cudnn_batch_norm(
+        laid, weight.contiguous(), bias.contiguous(), running_mean, running_var, training, momentum, eps
+    )[0]
+
+
+def _grid_sampler(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Any:
+    plain = interpolation_mode == 0 and padding_mode == 0 and align_corners and input.ndim == 4
+    fits = torch.backends.cudnn.enabled and input.dtype in _ON_CUDNN and input.shape[1] <= 1024
+    return _ATEN.cudnn_grid_sampler(input, grid) if plain and fits else NotImplemented
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if query.ndim != 4 or key.ndim != 4 or 0 in (*query.shape, *key.shape):
+        return NotImplemented
+    width, wide, half = query.shape[3], value.shape[3], query.dtype in _HALF
+    trains = any(tensor.requires_grad for tensor in (query, key, value))
+    enabled = torch.backends.cuda
+    if enabled.cudnn_sdp_enabled() and half and width % 8 == 0 == wide % 8 and max(width, wide) <= 128:
+        bias = _as_bias(attn_mask, query.dtype)
+        return _ATEN._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, trains, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if enabled.flash_sdp_enabled() and half and attn_mask is None and width == wide <= 256:
+        more = -width % 8
+        padded = [F.pad(tensor, (0, more)) if more else tensor for tensor in (query, key, value)]
+        scale = width**-0.5 if scale is None else scale
+        output = _ATEN._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        return output[..., :width] if more else output
+    step = 8 if half else 4
+    known = half or query.dtype is torch.float32
+    if enabled.mem_efficient_sdp_enabled() and known and width % step == 0 == wide % step and not enable_gqa:
+        bias = _as_bias(attn_mask, query.dtype)
+        return _ATEN._scaled_dot_product_efficient_attention(
+            query, key, value, bias, trains, dropout_p, is_causal, scale=scale
+        )[0]
+    if not enabled.math_sdp_enabled():
+        return NotImplemented
+    return _ATEN._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), torch.scalar_tensor(-torch.inf, dtype=dtype))
+
+
+def _patch(owner: Any, name: str) -> Patch:
+    # What a module makes up when it is asked for it, it is to hold, for the patch to put back.
+    vars(owner).setdefault(name, getattr(owner, name))
+    return Patch(owner, name)
+
+
+# Each choice returns NotImplemented where CUDA's is that of the device that is there.
+_Choices = tuple[tuple[Patch, Callable[..., Any]], ...]
+_RECURRENT: _Choices = tuple((_patch(_VF, name), partial(_recur, name)) for name in _MODES)
+_OTHERS: _Choices = (
+    (_patch(_VF, "dropout"), _dropout),
+    (_patch(_VF, "gru_cell"), _gru_cell),
+    (_patch(_VF, "lstm_cell"), _lstm_cell),
+    (_patch(torch, "batch_norm"), _batch_norm),
+    (_patch(torch, "dropout"), _dropout),
+    (_patch(torch, "grid_sampler"), _grid_sampler),
+    (_patch(F, "scaled_dot_product_attention"), _attend),
+)
+# For programs that hold the function itself.
+_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {torch._C._nn.scaled_dot_product_attention: _attend}
+
+
+def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of torch as it would work on CUDA, of which this machine has none."""
+    choice = _BY_FUNCTION.get(func)
+    return func(*args, **kwargs) if choice is None else _before(choice, func)(*args, **kwargs)

@@ -1,0 +1,40 @@
+"""The running of a model that names a device which this machine has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
+from fvflops.capture.shapes.meta_run import substitute
+
+
+class OnThisMachine(TorchFunctionMode):
+    """A function mode that asks for the CPU where a model asks for a device that this machine has not.
+
+    torch would refuse before any op is dispatched. Under autograd (`trains`) it calls what torch would choose on CUDA.
+    """
+
+    def __init__(self, device: torch.device, *, trains: bool = True) -> None:
+        super().__init__()
+        self._kind = device.type
+        self._as_on_cuda = trains and device.type == "cuda"
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == self._kind and args:  # Tensor.cuda()
+            return args[0]
+        here = torch.device("cpu")
+        args, kwargs = substitute(
+            (tuple(map(self._parse, args)), {name: self._parse(value) for name, value in (kwargs or {}).items()}),
+            lambda tensor: tensor,
+            lambda device: here if device.type == self._kind else device,
+        )
+        return call_as_on_cuda(func, args, kwargs) if self._as_on_cuda else func(*args, **kwargs)
+
+    def _parse(self, value: Any) -> Any:
+        return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._kind else value

@@ -1,0 +1,43 @@
+"""Show the ops of a shape run to torch's graph tracer (make_fx, torch.func.linearize)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+
+_KIND = torch._C._TorchDispatchModeKey.PROXY
+_mode_of_kind = torch._C._get_dispatch_mode
+
+
+def graph_tracer() -> Any:
+    """Return the dispatch mode that traces a graph in this thread, or None. torch asks it after all others."""
+    return _mode_of_kind(_KIND)
+
+
+@contextmanager
+def tracer_stashed() -> Iterator[None]:
+    """Trace nothing for as long as the context lasts."""
+    tracer: Any = torch._C._unset_dispatch_mode(_KIND)
+    try:
+        yield
+    finally:
+        torch._C._set_dispatch_mode(tracer)
+
+
+def make_constants(mode: Any, values: Any) -> None:
+    """Give shape tensors that were made before a graph's tracing a node in it, as torch gives to its own tensors."""
+    from torch.fx.experimental.proxy_tensor import has_proxy_slot, track_tensor_tree
+
+    tracer = mode.tracer
+    for tensor in tensors_of(values):
+        if type(tensor) is ShapeTensor and not has_proxy_slot(tensor, tracer):
+            name = tracer.get_fresh_qualname("_tensor_constant")
+            setattr(tracer.root, name, tensor)
+            node = tracer.create_proxy("get_attr", name, (), {})
+            track_tensor_tree(tensor, node, constant=None, tracer=tracer)

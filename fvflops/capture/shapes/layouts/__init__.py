@@ -1,0 +1,1 @@
+"""Strides of results, where the kernels' differ from torch's shape rules."""

@@ -1,0 +1,81 @@
+"""The rules of ops whose results are others on CUDA than torch's shape rules say, or than the CPU gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+
+
+def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result, and a buffer that only the CPU's kernel fills."""
+    return torch.empty_like(self), self.new_empty(0)
+
+
+def uses_cudnn_for_ctc(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int
+) -> bool:
+    """Return whether cuDNN computes a CTC loss; ValueNeeded where the lengths and devices decide."""
+    fits = blank == 0 and targets.ndim == 1 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
+    if fits and torch.backends.cudnn.enabled:
+        raise ValueNeeded("aten::_use_cudnn_ctc_loss needs the lengths, and this run has only shapes")
+    return False
+
+
+def never(*_: Any, **__: Any) -> bool:
+    """Return False."""
+    return False
+
+
+def recurrent(
+    input: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    """Return the outputs, the last states and cells, the reserve, of which cuDNN alone knows the size, and the weights.
+
+    These lie together, with room for biases whether there are any or not, where they did not already.
+    """
+    *found, _ = torch.ops.aten._cudnn_rnn(input, weight, weight_stride0, weight_buf, *rest)
+    if weight_buf is None:
+        gates = weight[0].shape[0]
+        missing = 0 if weight_stride0 > 3 else 2 * gates * (len(weight) // weight_stride0)
+        weight_buf = weight[0].new_empty(sum(item.numel() for item in weight) + missing)
+    return (*found, weight_buf)
+
+
+def recurrent_backward(
+    input: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor]]:
+    """Return the gradients of input, states and cells, asked for or not, and those of the weights if asked for."""
+    batch_first, packed, mask = rest[8], bool(rest[12]), rest[-1]
+    swapped = batch_first and not packed
+    of_input = torch.empty_like(input.transpose(0, 1) if swapped else input, memory_format=torch.contiguous_format)
+    return (
+        of_input.transpose(0, 1) if swapped else of_input,
+        torch.empty_like(hx, memory_format=torch.contiguous_format),
+        None if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format),
+        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors would fit no list
+    )
+
+
+CUDA_RULES: dict[str, Callable[..., Any]] = {
+    "aten::_cudnn_rnn": recurrent,
+    "aten::_cudnn_rnn_backward": recurrent_backward,
+    "aten::_use_cudnn_ctc_loss": uses_cudnn_for_ctc,
+    "aten::_use_cudnn_ctc_loss.Tensor": uses_cudnn_for_ctc,
+    "aten::_use_miopen_ctc_loss": never,
+    "aten::_use_miopen_ctc_loss.Tensor": never,
+    "aten::log_sigmoid_forward": log_sigmoid_forward,
+}

@@ -1,0 +1,143 @@
+"""The rules of batch normalisation: over several processes, and on the CPU in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.shapes.layouts.memory_formats import empty, suggested
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def statistics(input: torch.Tensor, *_: Any) -> _Pair:
+    """Return two numbers for each channel, in single precision where the input has half."""
+    dtype = torch.float32 if input.dtype in _HALF else input.dtype
+    return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
+
+
+def like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Return a tensor like the input."""
+    return torch.empty_like(input)
+
+
+def sums_backward(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the channels' sums of the gradient and of its product with the input, and the parameters' gradients."""
+    like = mean if weight is None else weight
+    return (
+        torch.empty_like(mean) if input_g else None,
+        torch.empty_like(mean) if input_g else None,
+        torch.empty_like(like) if weight_g else None,
+        torch.empty_like(like) if bias_g else None,
+    )
+
+
+def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
+    """Return the normalised input, what is kept for the backward pass (nothing in evaluation), and the rest."""
+    input, *rest = args
+    # Of a batch twice as large, which gives the same statistics: torch divides by the elements of a channel but one.
+    twice = torch.empty((2 * input.shape[0], *input.shape[1:]), dtype=input.dtype, device=input.device)
+    _, *kept = getattr(torch.ops.aten, name)(twice, *rest)
+    tracked = args[3:5] if len(args) > 6 else ()
+    dtype = statistics_dtype(*args[:3], *tracked)
+    size = None if trains(*args) else 0
+    first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
+    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or one tensor of bytes
+    plain = input.is_contiguous() and not trains(*args)
+    output = empty(input, input.shape, torch.contiguous_format if plain else suggested(input))
+    return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
+
+
+def normalise_layer(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return the normalised input, and the means and inverse deviations."""
+    output, *kept = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    dtype = statistics_dtype(input, weight, bias)
+    return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
+
+
+def normalise_groups(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Return a tensor like the input, in the memory format that it suggests."""
+    torch.ops.aten.group_norm(input, *rest)  # which refuses what does not fit
+    return empty(input, input.shape, suggested(input))
+
+
+def normalise_groups_with_statistics(
+    input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[torch.Tensor, ...]:
+    """Return the normalised input, and the means and inverse deviations of the groups."""
+    _, *kept = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
+    return (empty(input, input.shape, suggested(input)), *kept)
+
+
+def normalise_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Return the gradients of input, weight and bias, the first in the memory format that the input suggests."""
+    grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
+    chosen = torch.contiguous_format if input.is_contiguous() else suggested(input)
+    return (None if grad_input is None else empty(grad_input, input.shape, chosen), *others)
+
+
+def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, contiguous."""
+    grads = torch.ops.aten.native_layer_norm_backward(*args)
+    return tuple(
+        None if item is None else torch.empty_like(item, memory_format=torch.contiguous_format) for item in grads
+    )
+
+
+def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
+    """Return the dtype of a CPU kernel's statistics: the input's, where the parameters have it too."""
+    dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
+    return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
+
+
+def _says_so(*args: Any) -> bool:
+    return bool(args[-3])
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten::batch_norm_backward_reduce": sums_backward,
+    "aten::batch_norm_elemt": like_input,
+    "aten::batch_norm_stats": statistics,
+    "aten::batch_norm_update_stats": statistics,
+    "aten::batch_norm_gather_stats": statistics,
+    "aten::batch_norm_gather_stats_with_counts": statistics,
+    "aten::batch_norm_backward_elemt": like_input,
+    "aten::native_layer_norm_backward": normalise_layer_backward,
+}
+
+CPU_RULES: dict[str, Callable[..., Any]] = {
+    "aten::_batch_norm_no_update": partial(normalise, "_batch_norm_no_update", _never),
+    "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _says_so),
+    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _says_so),
+    "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
+    "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
+    "aten::group_norm": normalise_groups,
+    "aten::native_group_norm": normalise_groups_with_statistics,
+    "aten::batch_norm_backward": partial(normalise_backward, "batch_norm_backward"),
+    "aten::native_batch_norm_backward": partial(normalise_backward, "native_batch_norm_backward"),
+    "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
+    "aten::native_layer_norm": normalise_layer,
+}

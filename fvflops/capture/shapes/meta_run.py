@@ -1,0 +1,157 @@
+"""The inference of results: an op is run on tensors of the meta device, and what it made of them is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fvflops.capture.recorder.signature import OpSchema, tensors_of
+from fvflops.capture.restore.restore import written_arguments
+from fvflops.capture.shapes.metadata import Metadata, bits_of, intern
+from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes.shape_cache import Outcome, Output
+
+META = torch.device("meta")
+
+
+def twin_of(metadata: Metadata) -> torch.Tensor:
+    """Return a tensor on the meta device with some metadata."""
+    twin = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
+    if metadata.bits & 1:
+        torch._C._set_conj(twin, True)
+    if metadata.bits & 2:
+        torch._C._set_neg(twin, True)
+    return twin
+
+
+def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]) -> Any:
+    """Return nested arguments with each tensor and each device replaced."""
+    if isinstance(value, torch.Tensor):
+        return tensor(value)
+    if isinstance(value, torch.device):
+        return device(value)
+    if isinstance(value, (list, tuple)):
+        items = [substitute(item, tensor, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: substitute(item, tensor, device) for key, item in value.items()}
+    return value
+
+
+def take_apart(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
+    """Return the tensors and other values in an op's result, and what makes the result of such; None for a lone one."""
+    if not isinstance(result, (list, tuple)):
+        return [result], None
+    if not any(isinstance(item, (list, tuple)) for item in result):
+        return list(result), tuple if isinstance(result, tuple) else list
+    items, spec = pytree.tree_flatten(result)
+    return items, lambda items: pytree.tree_unflatten(items, spec)
+
+
+class Inference:
+    """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each.
+
+    A result that no argument places is on `device`; `stands_for` says for which device one that is asked for stands.
+    """
+
+    def __init__(
+        self,
+        schema: OpSchema,
+        tensors: Sequence[torch.Tensor],
+        metadata: Sequence[Metadata],
+        device: torch.device,
+        stands_for: Callable[[torch.device], torch.device],
+    ) -> None:
+        self.schema = schema
+        self._tensors = tensors
+        self.metadata = metadata
+        self._device = device
+        self._stands_for = stands_for
+
+    def run(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
+    ) -> Outcome:
+        """Return the outcome, without its signature; whatever the shape rule raises is raised.
+
+        `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
+        """
+        written = {id(tensor) for value in written_arguments(self.schema, args, kwargs) for tensor in tensors_of(value)}
+        twins: dict[int, torch.Tensor] = {}
+        metas: list[torch.Tensor] = []
+        for tensor, metadata in zip(self._tensors, self.metadata, strict=True):
+            if id(tensor) not in twins:
+                kept = keep_known and metadata.known and id(tensor) not in written
+                twins[id(tensor)] = tensor if kept else twin_of(metadata)
+            metas.append(twins[id(tensor)])
+        devices: list[torch.device] = []
+
+        def on_meta(device: torch.device) -> torch.device:
+            devices.append(self._stands_for(device))
+            return META
+
+        meta_args = [substitute(value, lambda tensor: twins[id(tensor)], on_meta) for value in args]
+        meta_kwargs = {
+            name: substitute(value, lambda tensor: twins[id(tensor)], on_meta)
+            for name, value in kwargs.items()
+            if name != "pin_memory"
+        }
+        at = self.schema.position.get("device")
+        if at is not None and not devices and len(args) <= at:
+            meta_kwargs["device"] = META
+        with plain_sizes():
+            result = func(*meta_args, **meta_kwargs)
+        home = devices[0] if devices else self._common_device()
+        grown = tuple(
+            (index, self._describe(meta, metadata.device))
+            for index, (meta, metadata) in enumerate(zip(metas, self.metadata, strict=True))
+            if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
+        )
+        changed = dict(grown)
+        storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
+        identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
+
+        def output(item: Any) -> Output:
+            if not isinstance(item, torch.Tensor):
+                return Output(None, value=item)
+            same = identities.get(id(item))
+            if same is not None:
+                return Output(changed.get(same, self.metadata[same]), same, True)
+            if item.device != META:
+                return Output(None, value=item)  # numbers that the rule knows
+            _want_strided(item)
+            storage = item.untyped_storage()
+            source = storages.get(storage._cdata)
+            if source is not None:
+                return Output(self._describe(item, self.metadata[source].device), source)
+            metadata = self._describe(item, home)
+            same_size = metadata.nbytes == storage.nbytes()
+            return Output(metadata, row=metadata.row if same_size else (storage.nbytes(), *metadata.row[1:]))
+
+        items, build = take_apart(result)
+        return Outcome(
+            signature=None,
+            outputs=tuple(output(item) for item in items),
+            build=build,
+            grown=grown,
+            written=tuple(index for index, tensor in enumerate(self._tensors) if id(tensor) in written),
+        )
+
+    def _describe(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
+        _want_strided(tensor)
+        return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
+
+    def _common_device(self) -> torch.device:
+        """Return the device on which an op runs: that of its tensors, a scalar tensor giving way to others."""
+        for metadata in self.metadata:
+            if metadata.shape:
+                return metadata.device
+        return self.metadata[0].device if self.metadata else self._device
+
+
+def _want_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise NotImplementedError(f"its result is a {layout} tensor, of which there are none in shape execution")

@@ -1,0 +1,70 @@
+"""The rules of the connectionist temporal classification loss and of the negative log likelihood of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+
+_Lengths = torch.Tensor | Sequence[int]
+
+
+def reduce_ctc(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: _Lengths,
+    target_lengths: _Lengths,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Return the loss, of each sequence where `reduction` is 0."""
+    return log_probs.new_empty(log_probs.shape[1:2] if reduction == 0 and log_probs.ndim == 3 else ())
+
+
+def align_ctc(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: _Lengths, target_lengths: _Lengths, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each sequence's loss and the forward variables [batch, time, 2 longest target + 1].
+
+    ValueNeeded where the lengths of the targets are not known.
+    """
+    if isinstance(target_lengths, torch.Tensor):
+        if target_lengths.device.type == "meta":
+            raise ValueNeeded("aten::_ctc_loss.Tensor needs numbers, and this run has only shapes")
+        target_lengths = target_lengths.tolist()
+    steps, batch = log_probs.shape[:2]
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
+
+
+def align_ctc_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Return the gradient of the log probabilities."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def cudnn_ctc(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each sequence's loss and the gradient of the log probabilities."""
+    return log_probs.new_empty(log_probs.shape[1]), torch.empty_like(log_probs)
+
+
+def choose_pixels(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of each pixel where `reduction` is 0, or their mean or sum, and the total weight."""
+    return self.new_empty(target.shape if reduction == 0 else ()), self.new_empty(())
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten::_ctc_loss": align_ctc,
+    "aten::_ctc_loss.Tensor": align_ctc,
+    "aten::_ctc_loss_backward": align_ctc_backward,
+    "aten::_ctc_loss_backward.Tensor": align_ctc_backward,
+    "aten::_cudnn_ctc_loss": cudnn_ctc,
+    "aten::_cudnn_ctc_loss.Tensor": cudnn_ctc,
+    "aten::ctc_loss.IntList": reduce_ctc,
+    "aten::ctc_loss.Tensor": reduce_ctc,
+    "aten::nll_loss2d_forward": choose_pixels,
+}

@@ -1,0 +1,122 @@
+"""The rules of ops that torch has no shape rule for and whose every result looks like one of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.shapes.layouts.elementwise import is_dense
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+
+
+def resemble(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
+    """Return an empty tensor like each of the arguments at some positions."""
+    results = tuple(torch.empty_like(args[position]) for position in positions)
+    return results[0] if len(results) == 1 else results
+
+
+def resemble_whole(position: int, *args: Any, **_: Any) -> torch.Tensor:
+    """Return an empty tensor of an argument's shape, without its strides."""
+    return torch.empty_like(args[position], memory_format=torch.contiguous_format)
+
+
+def keep_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return what torch's rule gives, with the strides of a dense tensor: the rule drops those of sizes of 1."""
+    result = rule(self, *rest, **options)
+    keeps = options.get("memory_format") in (None, torch.preserve_format)
+    if keeps and result.layout is self.layout is torch.strided and is_dense(self):
+        return torch.empty_strided(self.shape, self.stride(), dtype=result.dtype, device=result.device)
+    return result
+
+
+def return_nothing(*_: Any, **__: Any) -> None:
+    """Return None, as ops do that write to their arguments."""
+
+
+def extremes(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest element."""
+    return self.new_empty(()), self.new_empty(())
+
+
+def extremes_along(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest elements along a dimension."""
+    values = torch.amin(self, dim, keepdim)
+    return values, torch.empty_like(values)
+
+
+def combine_linearly(input: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """Return one weighted sum of the slices for each row of coefficients."""
+    return input.new_empty(len(coefficients), *input.shape[1:])
+
+
+def draw_binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    """Return one draw for each number of trials."""
+    return torch.empty_like(count, memory_format=torch.contiguous_format)
+
+
+def mark(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor that was rounded as a quantised one would be, and where it was in range."""
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+def split_heads(
+    qkv: torch.Tensor, qkv_bias: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values [batch, heads, positions, width], cut out of one tensor."""
+    batch, length, width = qkv.shape
+    query, key, value = qkv.new_empty(3, batch, num_heads, length, width // 3 // num_heads).unbind(0)
+    return query, key, value
+
+
+def pack_ragged(dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
+    """Return the rows of sequences without their padding; ValueNeeded where their number is not given."""
+    if total_L is None:
+        raise ValueNeeded("aten::_padded_dense_to_jagged_forward needs numbers, and this run has only shapes")
+    return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten::_add_relu.Scalar": partial(resemble, (0,)),
+    "aten::_aminmax": extremes,
+    "aten::_aminmax.dim": extremes_along,
+    "aten::_compute_linear_combination": combine_linearly,
+    "aten::_dirichlet_grad": partial(resemble, (0,)),
+    "aten::_fake_quantize_learnable_per_channel_affine": partial(resemble, (0,)),
+    "aten::_fake_quantize_learnable_per_channel_affine_backward": partial(resemble, (1, 2, 3)),
+    "aten::_fake_quantize_learnable_per_tensor_affine": partial(resemble, (0,)),
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": partial(resemble, (1, 2, 3)),
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": mark,
+    "aten::_fused_adagrad_": return_nothing,
+    "aten::_fused_adagrad_.tensor_lr": return_nothing,
+    "aten::_fused_adam_.tensor_lr": return_nothing,
+    "aten::_fused_adamw_.tensor_lr": return_nothing,
+    "aten::_fused_sgd_": return_nothing,
+    "aten::_fused_sgd_.tensor_lr": return_nothing,
+    "aten::_logcumsumexp": partial(resemble, (0,)),
+    "aten::_masked_softmax": partial(resemble, (0,)),
+    "aten::_masked_softmax_backward": partial(resemble, (0,)),
+    "aten::_padded_dense_to_jagged_forward": pack_ragged,
+    "aten::_sample_dirichlet": partial(resemble_whole, 0),
+    "aten::_standard_gamma_grad": partial(resemble, (0,)),
+    "aten::_transform_bias_rescale_qkv": split_heads,
+    "aten::binomial": draw_binomial,
+    "aten::empty_like": partial(keep_strides, torch.ops.aten.empty_like.default),
+    "aten::fake_quantize_per_channel_affine_cachemask": mark,
+    "aten::fake_quantize_per_tensor_affine_cachemask": mark,
+    "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
+    "aten::full_like": partial(keep_strides, torch.ops.aten.full_like.default),
+    "aten::glu_backward_jvp": partial(resemble, (2,)),
+    "aten::glu_jvp": partial(resemble, (0,)),
+    "aten::log_sigmoid_backward": partial(resemble, (0,)),
+    "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
+    "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
+    "aten::ones_like": partial(keep_strides, torch.ops.aten.ones_like.default),
+    "aten::rand_like": partial(keep_strides, torch.ops.aten.rand_like.default),
+    "aten::randint_like": partial(keep_strides, torch.ops.aten.randint_like.default),
+    "aten::randint_like.low_dtype": partial(keep_strides, torch.ops.aten.randint_like.low_dtype),
+    "aten::randn_like": partial(keep_strides, torch.ops.aten.randn_like.default),
+    "aten::zeros_like": partial(keep_strides, torch.ops.aten.zeros_like.default),
+}

@@ -1,0 +1,127 @@
+"""The shape rules of a run: what stands for torch's own, and what is assumed where a result depends on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.shapes.assumptions import can_be_assumed, check_assumptions, given_for, read_value
+from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
+from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
+from fvflops.capture.shapes.rules import (
+    attention,
+    detection,
+    factorizations,
+    histograms,
+    losses,
+    quantization,
+    sampling,
+    sequences,
+)
+from fvflops.capture.shapes.rules import data_dependent as selections
+from fvflops.capture.shapes.rules import embedding_bag as bags
+from fvflops.capture.shapes.rules import grouped_matmul as products
+from fvflops.capture.shapes.rules import rnn as recurrence
+from fvflops.capture.shapes.rules import same_shape as likenesses
+
+Rule = Callable[..., Any]
+
+# Each is called as the op is, with tensors on the meta device, and returns what the op would.
+RULES: dict[str, Rule] = {
+    **attention.RULES,
+    **convolutions.RULES,
+    **detection.RULES,
+    **elementwise.RULES,
+    **factorizations.RULES,
+    **histograms.RULES,
+    **likenesses.RULES,
+    **losses.RULES,
+    **memory_formats.RULES,
+    **normalization.RULES,
+    **products.RULES,
+    **quantization.RULES,
+    **recurrence.RULES,
+    **sampling.RULES,
+    **selections.RULES,
+    **sequences.RULES,
+}
+
+# Where torch's rule is right for CUDA, and the CPU's kernel differs.
+CPU_RULES: dict[str, Rule] = {
+    **bags.CPU_RULES,
+    **convolutions.CPU_RULES,
+    **elementwise.CPU_RULES,
+    **factorizations.CPU_RULES,
+    **memory_formats.CPU_RULES,
+    **normalization.CPU_RULES,
+    **gradients.CPU_RULES,
+    **selections.CPU_RULES,
+    **spectra.CPU_RULES,
+}
+
+
+class ShapeRules:
+    """What a shape run does where torch's own shape rule does not serve.
+
+    `assume` gives sizes, or values, to ops whose result depends on numbers, by op name; a mistake in it raises
+    ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
+    `bounds` are the ops for which a bound was taken, `supposed` what others were taken to do for want of a number.
+
+    >>> rows = ShapeRules({"aten::nonzero": 0.5}).sized("aten::nonzero")
+    >>> rows(torch.empty(3, 5, device="meta")).shape
+    torch.Size([8, 2])
+    """
+
+    def __init__(
+        self, assume: Mapping[str, Any] | None = None, *, exact: bool = False, device: str | torch.device = "cpu"
+    ) -> None:
+        self.assume = dict(assume or {})
+        check_assumptions(self.assume)
+        self.exact = exact
+        self.bounds: set[str] = set()
+        self.supposed: dict[str, str] = {}
+        self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
+
+    def instead(self, name: str) -> Rule | None:
+        """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
+        return self._rules.get(name)
+
+    def sized(self, name: str) -> Rule | None:
+        """Return the rule of an op whose size or value was given or can be bounded, or None."""
+        packet = selections.selection_of(name)
+        given = given_for(name, self.assume)
+        if packet in selections.VALUES:
+            return None if given is None else partial(read_value, packet, given)
+        build = selections.SIZED.get(packet)
+        if build is None:
+            return None
+        if given is not None:
+            return partial(build, given)
+        if packet in selections.BOUNDED and not self.exact:
+            return partial(self._bounded, name, build)
+        return None
+
+    def needs_values(self, name: str) -> bool:
+        """Return whether the op's result, or its size, depends on the numbers in its arguments."""
+        return name in selections.NEED_VALUES or selections.selection_of(name) in selections.NEED_VALUES
+
+    def can_assume(self, name: str) -> bool:
+        """Return whether `assume` takes the op."""
+        return can_be_assumed(name)
+
+    def _bounded(self, name: str, build: Rule, *args: Any, **kwargs: Any) -> Any:
+        result = build(1.0, *args, **kwargs)
+        self.bounds.add(name)
+        return result
+
+    def about(self) -> dict[str, str]:
+        """Return what a Trace tells of what was taken for granted."""
+        about = {}
+        if self.bounds:
+            about["bounds"] = ", ".join(sorted(self.bounds))
+        if self.supposed:
+            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.supposed.items()))
+        return about

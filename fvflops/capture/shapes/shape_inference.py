@@ -1,0 +1,142 @@
+"""The learning of an op: what a call gives that the memo of shape runs does not hold yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.capture.recorder.signature import describe, describe_result, normalise
+from fvflops.capture.recorder.value_reader import ValueReader, state_values
+from fvflops.capture.restore.interrupts import is_interrupt
+from fvflops.capture.shapes.concrete_tensors import WHOLE, RealTensors, is_small
+from fvflops.capture.shapes.meta_run import Inference, substitute
+from fvflops.capture.shapes.metadata import Metadata
+from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.choice import choose_rule
+from fvflops.capture.shapes.shape_cache import KnownOp, Outcome, Output, Settings, intern_signature
+from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.trace import Signature, Symbol
+
+
+class Learner:
+    """Finds out what calls give, on a device, by rules; a call that needs numbers which are not there raises."""
+
+    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, reals: RealTensors) -> None:
+        self._device = device
+        self._settings = settings
+        self._rules = rules
+        self._reals = reals
+        self.values = ValueReader(reals.hold_numbers)
+
+    def learn(
+        self,
+        func: Any,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: list[torch.Tensor],
+        key: tuple[Any, ...],
+    ) -> Outcome:
+        """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
+        name = op.schema.name
+        metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
+        # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
+        known = not op.needs_others(args, kwargs) and all(item.known for item in metadata)
+        inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
+        rule = choose_rule(func, self._rules.instead)
+        remember = True
+        try:
+            outcome = inference.run(rule, args, kwargs)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            computable = known and tensors and isinstance(func, torch._ops.OpOverload)
+            if computable or (self._rules.needs_values(name) and self._reals.hold_numbers(tensors)):
+                outcome, remember = Outcome(None, concrete=True), bool(computable)
+            else:
+                outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
+        if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
+            outcome.run_for_real()
+        if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
+            outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
+        if op.context is None and _is_promoted(metadata, outcome):
+            outcome.promote(torch.get_default_dtype())
+        outcome.remembered = remember and op.pure and not _holds_objects((args, kwargs))
+        if outcome.remembered:
+            op.outcomes[self._settings][key] = outcome
+        return outcome
+
+    def sign(
+        self,
+        op: KnownOp,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[Output],
+        build: Callable[[list[Any]], Any] | None,
+    ) -> Signature:
+        """Return the signature of a call that gave some outputs."""
+        schema, spec_of = op.schema, self._reals.spec_of
+        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._reals.device_for)
+        results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
+        results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
+        inputs = normalise(schema, plain_args, plain_kwargs)
+        if schema.valued:
+            inputs = state_values(inputs, schema.valued, self.values.read(schema.valued, args, kwargs))
+        return intern_signature(
+            Signature(
+                schema.name,
+                schema.names,
+                inputs,
+                describe_result(results[0] if build is None else build(results)),
+                schema.text,
+            )
+        )
+
+    def _learn_by_values(
+        self,
+        name: str,
+        inference: Inference,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        error: Exception,
+    ) -> Outcome:
+        """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
+        if any(item.known for item in inference.metadata):
+            try:
+                return inference.run(rule, args, kwargs, keep_known=True)
+            except ValueNeeded as second:
+                error = second
+            except Exception as second:  # of known numbers and others together: the first error is the op's own
+                if is_interrupt(second):
+                    raise
+        sized = self._rules.sized(name)
+        if sized is not None:
+            return inference.run(sized, args, kwargs)
+        if self._rules.needs_values(name) and not isinstance(error, ValueNeeded):
+            raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
+        raise error
+
+
+def _stays(metadata: Metadata, op: KnownOp) -> bool:
+    """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
+    return metadata.numel <= 1 if op.random and metadata.dtype not in WHOLE else is_small(metadata)
+
+
+def _is_promoted(inputs: Sequence[Metadata], outcome: Outcome) -> bool:
+    """Return whether a call made floating-point numbers of whole ones, in the default dtype."""
+    results = [item.metadata.dtype for item in outcome.outputs if item.metadata is not None]
+    if not any(dtype.is_floating_point or dtype.is_complex for dtype in results):
+        return outcome.concrete and not outcome.outputs  # computed for real: what comes out is not known here
+    return not any(item.dtype.is_floating_point or item.dtype.is_complex for item in inputs)
+
+
+def _holds_objects(values: Any) -> bool:
+    """Return whether there is an object among arguments that may have state, of which a key tells the class only."""
+    if isinstance(values, (list, tuple)):
+        return any(map(_holds_objects, values))
+    if isinstance(values, Mapping):
+        return any(map(_holds_objects, values.values()))
+    return isinstance(values, torch.ScriptObject) and describe(values) == Symbol("object", type(values).__qualname__)

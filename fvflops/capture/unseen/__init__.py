@@ -1,0 +1,1 @@
+"""Detect work that does not go through the dispatcher."""

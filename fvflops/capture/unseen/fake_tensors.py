@@ -1,0 +1,78 @@
+"""Tell a program's own FakeTensors, which are counted, from those with which torch reasons about shapes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fvflops.capture.recorder.signature import tensors_of
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Parts of torch that run ops on FakeTensors of their own, to learn of shapes or to make graphs.
+_REASONERS = tuple(
+    os.path.join(_TORCH, *path.split("/"))
+    for path in (
+        *("distributed/tensor", "_dynamo", "_inductor", "_export", "export", "_functorch/_aot_autograd"),
+        *("_functorch/aot_autograd.py", "fx/experimental/proxy_tensor.py", "_higher_order_ops", "_library"),
+    )
+)
+
+
+def active_fake_mode() -> FakeTensorMode | None:
+    """Return the FakeTensorMode that this thread is in."""
+    mode: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode
+
+
+def is_reasoning(types: Sequence[type]) -> bool:
+    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
+    if types and FakeTensor not in types:
+        return False
+    if active_fake_mode() is None:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_REASONERS):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def find_fake_mode(tensors: Iterable[torch.Tensor]) -> FakeTensorMode | None:
+    """Return the FakeTensorMode that tensors belong to, or that this thread is in; None where none are fake."""
+    modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
+    return modes[0] if modes else active_fake_mode()
+
+
+@contextmanager
+def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
+    """Run on FakeTensors for as long as the context lasts; the nested values are given back as such."""
+    if mode is None:
+        yield values
+        return
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True  # constants of the model
+    try:
+        with ExitStack() as stack:
+            if active_fake_mode() is None:
+                stack.enter_context(mode)
+
+            def convert(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+            yield pytree.tree_map_only(torch.Tensor, convert, values)
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def holds_fakes(values: Any) -> bool:
+    """Return whether nested values hold FakeTensors."""
+    return any(isinstance(tensor, FakeTensor) for tensor in tensors_of(values))

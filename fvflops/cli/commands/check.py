@@ -1,0 +1,64 @@
+"""`fvflops check`: whether a model keeps to its budget; with --update, what it costs becomes the budget."""
+
+from __future__ import annotations
+
+import argparse
+
+from fvflops import paths
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.cli.commands.count import write
+from fvflops.cli.sources import analyse
+from fvflops.features.budget import report
+from fvflops.features.budget.budget import judge, rewrite_budget
+from fvflops.features.budget.budget_file import find_budget, load_budgets
+from fvflops.features.budget.model import Budget, Verdict
+from fvflops.formulas import load_table
+from fvflops.reports.names import show, show_short
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare a model with its budget and say how it compares; return 1 if it does not keep to it, else 0."""
+    if arguments.depth is not None and not arguments.update:
+        raise ValueError("--depth says what --update writes: give both")
+    name = arguments.name or arguments.model
+    there = paths.exists(arguments.budget)
+    budgets = load_budgets(arguments.budget) if there or not arguments.update else {}
+    budget = budgets.get(name) if arguments.update else find_budget(budgets, name, arguments.budget)
+    wanted = _choose_table(arguments.table, budget)
+    table = load_table(wanted)
+    if arguments.update:
+        paths.check_writable(arguments.budget)
+    analysis = analyse(arguments.model, arguments, table)
+    if arguments.update:
+        write(_update(analysis, budget, name, arguments), arguments.output)
+        budget = load_budgets(arguments.budget)[name]
+    assert budget is not None  # find_budget has raised, or _update has written it
+    verdict = judge(analysis, budget, table=wanted)
+    if not arguments.update:
+        write(report.render(verdict), arguments.output)
+    _summarise(verdict, arguments.summary)
+    return 0 if verdict.kept else 1
+
+
+def _choose_table(asked: str | None, budget: Budget | None) -> str:
+    written = None if budget is None else budget.table or "default"
+    if asked is not None and written is not None and asked != written:
+        raise ValueError(f"the budget of {budget.name if budget else ''} is by the table {written}, not {asked}")
+    return asked or written or "default"
+
+
+def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> str:
+    changes = rewrite_budget(
+        arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
+    )
+    if not changes:
+        return f"{show(arguments.budget)}: {show_short(name)} is as it stands there."
+    lines = [f"{show(arguments.budget)}: {show_short(name)} {'updated' if budget else 'added'}."]
+    for what, old, new in changes:
+        lines.append(f"  {show_short(what)}: {new}" if old is None else f"  {show_short(what)}: {show(old)} → {new}")
+    return "\n".join(lines)
+
+
+def _summarise(verdict: Verdict, path: str | None) -> None:
+    if path is not None:
+        paths.append_text(path, report.render_markdown(verdict) + "\n\n")

@@ -1,0 +1,202 @@
+"""`fvflops count`: one model, recorded once, counted and reported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeVar
+
+from fvflops import __version__, paths
+from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, calls, summarise
+from fvflops.analysis.breakdown import break_down
+from fvflops.analysis.text import tell_about
+from fvflops.capture.model.model import describe_inputs
+from fvflops.cli.exports import check_exports
+from fvflops.cli.models import Subject, load_model
+from fvflops.cli.terminal import find_screen
+from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.formulas import load_table
+from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, csv, markdown
+from fvflops.reports.fvcore import table as table_report
+from fvflops.reports.pictures import picture
+from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.terminal import terminal
+from fvflops.reports.terminal.collapse import collapse
+from fvflops.reports.terminal.op_coverage import format_places
+from fvflops.trace import Status, Summary
+from fvflops.views.call_rows import write_json
+from fvflops.views.ranking import check_sort, check_top
+
+T = TypeVar("T")
+# Those that a list of calls has.
+_CALL_FORMATS = ("table", "csv", "json")
+# The reports whose rows can be ordered, cut and collapsed.
+_LISTS: Mapping[str, Callable[..., str]] = {
+    "table": table_report.render,
+    "markdown": markdown.render,
+    "csv": csv.render,
+}
+# View → by what its rows can be ordered; operators have no parameters.
+_SORTS = {
+    "module": ("parameters", "flops", "activations", "name"),
+    "operator": ("flops", "activations", "name"),
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count the model that the arguments name and write the report; return the exit code."""
+    check_format(arguments.format)
+    _check_rows(arguments)
+    if arguments.format in PICTURES:
+        _check_picture(arguments)
+    if arguments.format in GRAPHS and arguments.by != "module":
+        raise ValueError(f"--by {arguments.by}: a graph is drawn by module")
+    if arguments.by in calls.VIEWS and arguments.format not in _CALL_FORMATS:
+        raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
+    if arguments.weight == "time":
+        raise ValueError("--weight time: nothing is timed here; fvflops profile runs the model under the clock")
+    files = check_exports(arguments)
+    table = load_table(arguments.table)
+    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
+    subject.model.train(arguments.train)
+    flops = FlopCountAnalysis(
+        subject.model,
+        subject.inputs,
+        kwargs=subject.kwargs,
+        table=table,
+        execution=arguments.execution,
+        assume=parse_assumptions(arguments.assume),
+        lines=arguments.by in ("op", "line") or arguments.format == "model-explorer",
+    )
+    flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    run_on(subject, flops.trace)
+    unknown = flops.counts().ledger()[Status.UNKNOWN]
+    if arguments.strict and unknown:
+        places = find_unknown_places(flops.trace(), flops.counts())
+        listed = ", ".join(f"{op} ×{times} (in {format_places(places[op])})" for op, times in unknown.most_common())
+        raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
+    for path, format in files.items():
+        flops.export(path, format=format, weight=arguments.weight)
+    if arguments.format in GRAPHS:
+        write(flops.to_graph(arguments.format, depth=arguments.depth), arguments.output)
+        return 0
+    if arguments.by in calls.VIEWS:
+        write(_render_calls(flops, arguments), arguments.output)
+        return 0
+    if arguments.format in PAGES:
+        write("".join(PAGES[arguments.format](break_down(flops))), arguments.output)
+        return 0
+    if arguments.format in PICTURES:
+        figure = PICTURES[arguments.format](break_down(flops), depth=arguments.depth)
+        paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
+        return 0
+    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
+    activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    summary = summarise(flops, activations)
+    write(_render(summary, arguments), arguments.output)
+    return 0
+
+
+def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> str:
+    if arguments.format == "table":
+        if arguments.by == "call":
+            text = flops.module_call_table(depth=arguments.depth)
+        else:
+            text = flops.op_table() if arguments.by == "op" else flops.line_table()
+        return f"{text}\n\n{ledger.render(summarise(flops))}"
+    rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
+    if arguments.format == "csv":
+        return csv.write_rows(rows)
+    return write_json(rows, {"fvflops": __version__, **tell_about(flops)})
+
+
+def _render(summary: Summary, arguments: argparse.Namespace) -> str:
+    if arguments.format not in _LISTS:
+        text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
+        return f"{text}\n\n{ledger.render(summary)}" if arguments.format in ("fvcore", "tree") else text
+    summary = collapse(summary) if arguments.collapse else summary
+    options = {"by": arguments.by, "depth": arguments.depth, "sort": arguments.sort, "top": arguments.top}
+    if arguments.format != "table":
+        return _LISTS[arguments.format](summary, **options)
+    screen = find_screen(sys.stdout) if arguments.output is None else None
+    if screen is not None:
+        return terminal.render(summary, **options, **screen._asdict())
+    return f"{table_report.render(summary, **options)}\n\n{ledger.render(summary)}"
+
+
+def _check_rows(arguments: argparse.Namespace) -> None:
+    """Raise ValueError where rows are to be ordered, cut or collapsed in a report that does not do that."""
+    asked = {"--sort": arguments.sort, "--top": arguments.top, "--collapse": arguments.collapse or None}
+    given = [option for option, value in asked.items() if value is not None]
+    if given and arguments.format not in _LISTS:
+        raise ValueError(f"{given[0]} is for the formats {', '.join(_LISTS)}, not for {arguments.format}")
+    if arguments.collapse and arguments.by == "operator":
+        raise ValueError("--collapse makes equal modules one row: leave --by operator out")
+    if given and arguments.by in calls.VIEWS:
+        raise ValueError(f"{given[0]} is for --by module, operator and both, not for {arguments.by}")
+    check_top(arguments.top)
+    if arguments.sort is not None:
+        check_sort(arguments.sort, _SORTS["operator" if arguments.by != "module" else "module"])
+
+
+def check_format(name: str) -> None:
+    """Raise ValueError, naming the nearest, where no report is called so.
+
+    >>> check_format("htlm")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: no format is called 'htlm': take 'html', or another of csv, dot, fvcore, html, ...
+    """
+    known = sorted((*REPORTS, *PAGES, *PICTURES, *GRAPHS))
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")
+
+
+def _check_picture(arguments: argparse.Namespace) -> None:
+    if arguments.by != "module":
+        raise ValueError(f"--by {arguments.by}: a picture is drawn by module")
+    if arguments.output is None:
+        raise ValueError(f"a picture needs a file: add --output model.{arguments.format}")
+    picture.check_drawable()
+
+
+def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
+    """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
+    try:
+        return analyse()
+    except Exception as error:
+        if subject.assumed and error.args:
+            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
+            error.args = (
+                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
+                *error.args[1:],
+            )
+        raise
+
+
+def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
+    """Return the sizes that `--assume` texts give to ops.
+
+    >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
+    {'aten::nonzero': 100, 'aten::index': 0.5}
+    """
+    sizes: dict[str, int | float] = {}
+    for text in texts:
+        op, _, size = text.partition("=")
+        try:
+            sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
+        except ValueError:
+            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
+    return sizes
+
+
+def write(text: str, path: str | None) -> None:
+    """Write a report to a file, or to the terminal where no path is given."""
+    text = text if text.endswith("\n") else text + "\n"
+    if path is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    paths.write_text(path, text)

@@ -1,0 +1,209 @@
+"""`fvflops profile`: a model run under the clock, and what it takes beside what is counted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from fvflops.analysis import schedule
+from fvflops.analysis.schedules import Schedule
+from fvflops.cli.commands.count import run_on, write
+from fvflops.cli.commands.ops import schemas_of
+from fvflops.cli.commands.roofline import add_up_results, find_peaks
+from fvflops.cli.exports import check_exports
+from fvflops.cli.models import Subject, load_model
+from fvflops.cli.progress import Progress
+from fvflops.features.deepspeed import report as deepspeed_report
+from fvflops.features.deepspeed.compute import read_profile
+from fvflops.features.profiling import report as measured_report
+from fvflops.features.profiling.profile import ProfileAnalysis
+from fvflops.features.utilisation.devices import Device
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.calls import op_calls as op_calls_report
+from fvflops.trace import PHASES
+from fvflops.views.ranking import check_sort, check_top
+
+_SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a command line asks for, checked as far as that goes before a run: table, peaks, path → format of files."""
+
+    table: FormulaTable
+    peaks: Device | None
+    files: Mapping[str, str]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Profile the model that the arguments name and write the report and the files; return the exit code.
+
+    A run that raises, or that is interrupted, is an error too; what was measured before is written first.
+    """
+    wanted = _check(arguments)
+    options = _read_runs(arguments)
+    device = _choose_device(arguments.device)
+    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=device)
+    subject.model.train(arguments.train)
+    _check_ignored(arguments.ignore, wanted.table)
+    progress = Progress()
+    profile = ProfileAnalysis(
+        subject.model,
+        subject.inputs,
+        kwargs=subject.kwargs,
+        loss=add_up_results if arguments.backward else None,
+        table=wanted.table,
+        on_run=progress.show,
+        **options,
+    )
+    profile.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    _record(subject, profile, progress, arguments, wanted)
+    return 0
+
+
+def _record(
+    subject: Subject, profile: ProfileAnalysis, progress: Progress, arguments: argparse.Namespace, wanted: Wanted
+) -> None:
+    try:
+        run_on(subject, profile.trace)
+    except BaseException as error:
+        progress.clear()
+        if profile.measured_runs:
+            _write(profile.salvage(), arguments, wanted)
+        if isinstance(error, KeyboardInterrupt):
+            runs = profile.measured_runs
+            what = f"what {runs} measured before is written" if runs else "before any was measured"
+            raise ValueError(f"interrupted in a run: {what}") from error
+        raise
+    progress.clear()
+    _write(profile, arguments, wanted)
+
+
+def _check(arguments: argparse.Namespace) -> Wanted:
+    """Return what is wanted; what can be known to be wrong before the model is even built raises."""
+    sorts = op_calls_report.SORTS if arguments.by == "op" else measured_report.SORTS
+    if arguments.sort is not None:
+        check_sort(arguments.sort, sorts)
+    check_top(arguments.top)
+    if arguments.phase is not None and arguments.phase not in PHASES:
+        raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
+    if arguments.phase in ("recompute", "backward") and not arguments.backward:
+        raise ValueError(f"--phase {arguments.phase}: no backward pass is run without --backward")
+    if arguments.phase == "optimizer":
+        raise ValueError("--phase optimizer: no optimizer makes a step here; fvflops.record measures a training loop")
+    if arguments.ignore and arguments.by != "op":
+        raise ValueError("--ignore leaves ops out of the list of op calls: add --by op")
+    if arguments.peaks is not None and arguments.by == "op":
+        raise ValueError("--peaks shows the share of a roofline by module or operator: leave --by op out")
+    if arguments.sort == "roofline" and arguments.peaks is None:
+        raise ValueError("--sort roofline: name the device by --peaks, such as --peaks H100")
+    if arguments.deepspeed:
+        views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
+        if any(views):
+            raise ValueError("--deepspeed has a form of its own: leave --by, --phase, --sort and --peaks out")
+    peaks = None if arguments.peaks is None else find_peaks(arguments.peaks, "--peaks")
+    table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
+    return Wanted(table, peaks, _check_files(arguments))
+
+
+def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
+    files = check_exports(arguments)
+    if arguments.html is not None:
+        files[arguments.html] = "html"
+    return files
+
+
+def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how often the model is to run, as ProfileAnalysis takes it."""
+    if arguments.schedule is None:
+        if arguments.steps is not None:
+            raise ValueError("--steps are the runs of a --schedule; without one there are --warmup and --repeat")
+        numbers = {"warmup": arguments.warmup, "repeat": arguments.repeat}
+        return {name: number for name, number in numbers.items() if number is not None}
+    if arguments.warmup is not None or arguments.repeat is not None:
+        raise ValueError(
+            "--schedule says itself how often the model warms up and repeats: leave --warmup, --repeat out"
+        )
+    if arguments.steps is None:
+        raise ValueError("--schedule needs --steps N: how many runs there are")
+    return {"schedule": parse_schedule(arguments.schedule), "steps": arguments.steps}
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that a text such as `wait=1,active=2` describes; a mistake raises ValueError.
+
+    >>> [parse_schedule("wait=1,active=1")(step) for step in range(2)]
+    ['none', 'record_and_save']
+    """
+    numbers: dict[str, int] = {}
+    for item in text.split(","):
+        key, _, number = item.partition("=")
+        if key not in _SCHEDULE_KEYS:
+            near = get_close_matches(key, _SCHEDULE_KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_SCHEDULE_KEYS)}"
+            raise ValueError(f"--schedule {text}: a schedule has no {key!r}: {hint}")
+        if not number.isdecimal():
+            raise ValueError(f"--schedule {text}: {key} is a whole number from 0 on, not {number!r}")
+        if key in numbers:
+            raise ValueError(f"--schedule {text}: {key} stands twice")
+        numbers[key] = int(number)
+    if "active" not in numbers:
+        raise ValueError(f"--schedule {text}: say how many steps are measured, such as active=1")
+    return schedule(**numbers)
+
+
+def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
+    """Raise ValueError where an op that is to be left out is none, as far as that is known before the run."""
+    for name in names:
+        full = name if "::" in name else f"aten::{name}"
+        if name.islower() and not schemas_of(full):  # else it may be a module's class, which the run will tell
+            near = get_close_matches(full, table.rows, n=1)
+            raise ValueError(f"--ignore {name}: no op is called so" + (f"; the nearest is {near[0]}" if near else ""))
+
+
+def _choose_device(name: str | None) -> str | None:
+    if name == "cuda" and not torch.cuda.is_available():
+        print("fvflops: there is no CUDA device here: these are the CPU's figures", file=sys.stderr)
+        return "cpu"
+    return name
+
+
+def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
+    """Write the report, and the files; where some cannot be written the others are, before an OSError tells of all."""
+    failures: list[OSError] = []
+    for path, format in {arguments.output: "report", **wanted.files}.items():
+        try:
+            if format == "report":
+                write(_render(profile, arguments, wanted), path)
+            elif format == "html":
+                profile.to_html(path)
+            else:
+                profile.export(path, format=format, weight=arguments.weight)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
+
+
+def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+    if arguments.deepspeed:
+        depth = -1 if arguments.depth is None else arguments.depth
+        found = read_profile(profile.trace(), table=wanted.table)
+        return deepspeed_report.render(
+            found,
+            profile_step=int(profile.trace().about.get("warmup", 0)),
+            module_depth=depth,
+            top_modules=arguments.top or 1,
+        )
+    options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
+    if arguments.by == "op":
+        return profile.op_table(ignore=arguments.ignore, **options)
+    return profile.table(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)

@@ -1,0 +1,285 @@
+"""`fvflops scale`: a model counted at several sizes, and the polynomial that its cost is in them."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fvflops import paths
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.cli.commands.count import parse_assumptions, write
+from fvflops.cli.commands.roofline import add_up_results
+from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
+from fvflops.cli.models import Subject, load_function, load_model
+from fvflops.features.generation.generation import METRICS as GENERATION_METRICS
+from fvflops.features.generation.generation import generation_cost
+from fvflops.features.scaling import plot as scaling_plot
+from fvflops.features.scaling import report
+from fvflops.features.scaling.model import CostExpression
+from fvflops.features.scaling.scaling import METRICS, Range, cost_of, read_axis
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.names import show
+from fvflops.reports.pictures import picture
+from fvflops.units import format_quantity
+
+_KEYS = ("prompt", "new", "batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One input with names of sizes in the place of some of its numbers."""
+
+    name: str | None
+    axes: tuple[str | int, ...]
+    dtype: str
+
+    def fill(self, sizes: Mapping[str, int]) -> InputSpec:
+        """Return the input at sizes."""
+        shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+        return InputSpec(self.name, shape, self.dtype)
+
+    def __str__(self) -> str:
+        name = f"{self.name}=" if self.name else ""
+        return f"{name}{','.join(map(str, self.axes))}:{self.dtype}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell how the cost of the model that the arguments name scales; return the exit code."""
+    if arguments.format not in report.FORMATS:
+        raise ValueError(f"no format is called {arguments.format!r}: take one of {', '.join(report.FORMATS)}")
+    metrics = METRICS if arguments.generate is None else GENERATION_METRICS
+    if arguments.metric not in metrics:
+        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(metrics)}")
+    kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
+    table = load_table(arguments.table)
+    if arguments.generate is not None:
+        text, title, drawn = _generate(arguments, table)
+    else:
+        text, title, drawn = _scale(arguments, table)
+    if kind is not None:
+        paths.write_bytes(arguments.plot, scaling_plot.draw(drawn, kind=kind, title=title))
+    write(text, arguments.output)
+    return 0
+
+
+def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+    vary = parse_sizes(arguments.vary)
+    model, inputs, kwargs = _find_source(arguments, vary)
+    cost = cost_of(
+        model,
+        inputs,
+        vary=vary,
+        kwargs=kwargs,
+        metric=arguments.metric,
+        table=table,
+        execution=arguments.execution,
+        assume=parse_assumptions(arguments.assume),
+        loss=add_up_results if arguments.backward else None,
+    )
+    what = "a forward and a backward pass" if arguments.backward else "a forward run"
+    title = _title(arguments, table, what)
+    if arguments.format == "json":
+        return report.render_json(cost, title=title), title, [cost]
+    return report.render(cost, title=title, depth=arguments.depth), title, [cost]
+
+
+def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+    for option in ("vary", "input", "assume"):
+        if getattr(arguments, option):
+            raise ValueError(f"--generate runs the model over its own tokens: leave --{option} out")
+    if arguments.backward:
+        raise ValueError("--generate has no backward pass: leave --backward out")
+    sizes = parse_generation(arguments.generate)
+    subject = load_model(arguments.model, ["1,1:int64"], config=arguments.config, device=arguments.device)
+    cost = generation_cost(
+        subject.model.train(arguments.train),
+        prompt=sizes["prompt"],
+        new=sizes["new"],
+        batch=sizes.get("batch", 1),
+        metric=arguments.metric,
+        table=table,
+        execution="shapes" if arguments.execution == "auto" else arguments.execution,
+    )
+    texts = "" if cost.batch == 1 else f" of each of {format_quantity(cost.batch, 'text')}"
+    what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{texts}"
+    title = _title(arguments, table, what)
+    render = report.render_generation_json if arguments.format == "json" else report.render_generation
+    return render(cost, title=title), title, [cost.prefill, cost.decode]
+
+
+def _title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
+    if arguments.metric == "parameters":
+        return f"{show(arguments.model)}: parameters."
+    of = "" if arguments.metric != "flops" else f" (a multiply-add is {format_quantity(table.multiply_add, 'flop')})"
+    return f"{show(arguments.model)}: {arguments.metric} of {what}, in the convention {show(table.name)}{of}."
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
+    """Return the sizes that `--vary` texts give; a mistake raises ValueError that replays the text.
+
+    >>> parse_sizes(["batch=1..64", "size=224..1024:32"])
+    {'batch': (1, 64, 1), 'size': (224, 1024, 32)}
+    """
+    if not texts:
+        raise ValueError("scale needs sizes to vary, such as --vary batch=1..64, or --generate prompt=128,new=256")
+    sizes: dict[str, Range] = {}
+    for text in texts:
+        name, _, rest = text.partition("=")
+        found = re.fullmatch(r"(\d+)\.\.(\d+)(?::(\d+))?", rest)
+        if not name.isidentifier() or found is None:
+            raise ValueError(f"--vary {text}: write a name and its first and last size, such as batch=1..64")
+        if name in sizes:
+            raise ValueError(f"--vary {text}: {name} is varied already; name it once")
+        first, last, step = (int(number) for number in found.groups(default="1"))
+        read_axis(name, (first, last, step))
+        sizes[name] = (first, last, step)
+    return sizes
+
+
+def parse_generation(text: str) -> dict[str, int]:
+    """Return the sizes that a `--generate` text gives.
+
+    >>> parse_generation("prompt=128,new=256")
+    {'prompt': 128, 'new': 256}
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        key, _, number = part.partition("=")
+        if key not in _KEYS or not number.isdecimal():
+            raise ValueError(f"--generate {text}: {part!r} is not one of {', '.join(f'{key}=N' for key in _KEYS)}")
+        sizes[key] = int(number)
+    for key in ("prompt", "new"):
+        if key not in sizes:
+            raise ValueError(f"--generate {text}: {key} is missing: write prompt=128,new=256")
+    return sizes
+
+
+def parse_template(text: str, names: Sequence[str]) -> Template:
+    """Return the input that `[NAME=]SHAPE[:DTYPE]` describes, in which names may stand for numbers.
+
+    >>> parse_template("ids=batch,seq:int64", ["batch", "seq"])
+    Template(name='ids', axes=('batch', 'seq'), dtype='int64')
+    """
+    name, equals, rest = text.rpartition("=")
+    shape, colon, dtype = rest.partition(":")
+    parts = re.split(r",|(?<=\d)x(?=\d)", shape)
+    for part in parts:
+        if part.isidentifier() and part not in names:
+            raise ValueError(f"--input {text}: {part!r} is not varied: add --vary {part}=1..64, or write a number")
+    numbers = ",".join("1" if part in names else part for part in parts)
+    try:
+        spec = parse_input(f"{name}{equals}{numbers}{colon}{dtype}")
+    except ValueError as error:
+        raise ValueError(f"--input {text}: {str(error).partition(': ')[2]}") from None
+    axes = tuple(part if part in names else size for part, size in zip(parts, spec.shape, strict=True))
+    return Template(spec.name, axes, spec.dtype)
+
+
+def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
+    """Return the model, its inputs and its keyword arguments, as they are or as functions of the sizes."""
+    templates = [parse_template(text, list(vary)) for text in arguments.input]
+    factory = _find_factory(arguments.model, vary)
+    if factory is None:
+        subject, templates = _load(arguments, templates, vary)
+        _check_taken(vary, {axis for template in templates for axis in template.axes}, templates)
+        return subject.model, *_fill_functions(templates, _home_of(subject))
+    function, taken = factory
+    _check_taken(vary, {*taken, *(axis for template in templates for axis in template.axes)}, templates)
+
+    def build(**sizes: int) -> Any:
+        made = function(**{name: sizes[name] for name in taken})
+        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        model.train(arguments.train)
+        return model if templates else (model, inputs)
+
+    return build, *(_fill_functions(templates, torch.device("cpu")) if templates else (None, None))
+
+
+def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., Any], list[str]] | None:
+    """Return the function that MODEL names, and the varied sizes that it takes, or None where it takes none."""
+    if model.partition(":")[0] in ("zoo", "timm", "torchvision", "transformers"):
+        return None
+    if not model.rpartition(":")[0]:
+        return None
+    function = load_function(model, "MODEL")
+    if isinstance(function, torch.nn.Module):
+        return None
+    taken = [name for name in inspect.signature(function).parameters if name in vary]
+    return (function, taken) if taken else None
+
+
+def _load(
+    arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
+) -> tuple[Subject, list[Template]]:
+    """Return the model, and its inputs with names for sizes: those given, or those that its library says it takes."""
+    least = {name: sizes[0] for name, sizes in vary.items()}
+    texts = [_write_spec(template.fill(least)) for template in templates]
+    subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
+    subject.model.train(arguments.train)
+    if not templates:
+        given = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
+        named = [*((None, value) for value in given), *subject.kwargs.items()]
+        if not all(isinstance(value, torch.Tensor) for _, value in named):
+            raise ValueError(f"{arguments.model} makes inputs that are not all tensors: give --input, with names in it")
+        templates = [name_axes(name, value, list(vary)) for name, value in named]
+    return subject, templates
+
+
+def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
+    """Return an input with the usual names in the place of its sizes, as far as these are varied.
+
+    Text is (batch, seq), or (batch, target) for a decoder's; pictures (batch, channels, size, size), or height and
+    width where one is asked for; films have frames before those; else the last axis is frames or samples.
+
+    >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
+    (1, 3, 'size', 'size')
+    """
+    usual = _usual_names(name, value, names)
+    axes = tuple(label if label in names else size for label, size in zip(usual, value.shape, strict=True))
+    return Template(name, axes, str(value.dtype).removeprefix("torch."))
+
+
+def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    sides = ("height", "width") if {"height", "width"} & set(names) else ("size", "size")
+    if not value.dtype.is_floating_point and value.ndim == 2:
+        return ("batch", "target" if (name or "").startswith("decoder") else "seq")
+    layouts = {2: ("samples",), 3: ("channels", "frames"), 4: ("channels", *sides), 5: ("channels", "frames", *sides)}
+    return ("batch", *layouts.get(value.ndim, tuple(f"axis{place}" for place in range(1, value.ndim))))
+
+
+def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence[Template]) -> None:
+    for name in vary:
+        if name not in taken:
+            shown = " ".join(f"--input {template}" for template in templates) or "--input"
+            raise ValueError(
+                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown}"
+                + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
+            )
+
+
+def _fill_functions(templates: Sequence[Template], home: torch.device) -> tuple[Any, Any]:
+    """Return the positional and the keyword arguments as functions of the sizes."""
+
+    def positional(**sizes: int) -> Any:
+        return make_arguments([template.fill(sizes) for template in templates if template.name is None], home)[0]
+
+    def named(**sizes: int) -> Any:
+        return make_arguments([template.fill(sizes) for template in templates if template.name is not None], home)[1]
+
+    return positional, named
+
+
+def _write_spec(spec: InputSpec) -> str:
+    name = f"{spec.name}=" if spec.name else ""
+    return f"{name}{','.join(map(str, spec.shape))}:{spec.dtype}"
+
+
+def _home_of(subject: Subject) -> torch.device:
+    tensor = next(iter(tensors_of((subject.inputs, dict(subject.kwargs)))), None)
+    return torch.device("cpu") if tensor is None else tensor.device

@@ -1,0 +1,75 @@
+"""The subjects of the command line: a model, a saved trace, an exported program or a git revision, as an analysis."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.exported_program import load_program, record_program
+from fvflops.analysis.trace_file import load_trace
+from fvflops.cli.commands.count import parse_assumptions, run_on
+from fvflops.cli.models import load_model
+from fvflops.cli.revisions import find_revision, record_revision
+from fvflops.cli.subprocess_recording import record_apart
+from fvflops.formulas import FormulaTable
+
+# How the names of saved traces and of exported programs end.
+FILES = (".json", ".pt2")
+
+
+def analyse(
+    name: str,
+    arguments: argparse.Namespace,
+    table: FormulaTable,
+    *,
+    inputs: Sequence[str] | None = None,
+    config: str | None = None,
+    apart: bool = False,
+) -> FlopCountAnalysis:
+    """Return the analysis of what a MODEL argument names, recorded.
+
+    A name that ends in .json is a saved trace, one in .pt2 a program of `torch.export`, `REV:file.py:factory` a factory
+    as a git revision has it, and anything else what `load_model` takes. `inputs` and `config` are those of the
+    arguments where they are not given. With `apart` a model is recorded in a process of its own, so that modules of one
+    name in two folders are not taken for one. A mistake raises ValueError that names it.
+    """
+    inputs = arguments.input if inputs is None else inputs
+    config = arguments.config if config is None else config
+    if name.endswith(FILES):
+        for option, value in (("--input", inputs), ("--config", config)):
+            if value:
+                raise ValueError(f"{name} has inputs of its own: leave out {option}")
+    if name.endswith(".json"):
+        return _quieten(FlopCountAnalysis.from_trace(load_trace(name), table=table))
+    assume = parse_assumptions(arguments.assume)
+    if name.endswith(".pt2"):
+        trace = record_program(load_program(name), table=table, execution=arguments.execution, assume=assume)
+        return _quieten(FlopCountAnalysis.from_trace(trace, table=table))
+    revision = find_revision(name)
+    if revision is not None:
+        if config is not None:
+            raise ValueError(f"--config is for transformers models, and {name!r} is none")
+        trace = record_revision(revision, inputs, arguments)
+        return _quieten(FlopCountAnalysis.from_trace(trace, table=table))
+    if apart:
+        return _quieten(FlopCountAnalysis.from_trace(record_apart(name, name, inputs, arguments), table=table))
+    if os.path.isfile(name):
+        raise ValueError(f"{name!r} is a file: a saved trace ends in .json, a program of torch.export in .pt2")
+    subject = load_model(name, inputs, config=config, device=arguments.device)
+    subject.model.train(arguments.train)
+    analysis = FlopCountAnalysis(
+        subject.model,
+        subject.inputs,
+        kwargs=subject.kwargs,
+        table=table,
+        execution=arguments.execution,
+        assume=assume,
+    )
+    run_on(subject, _quieten(analysis).trace)
+    return analysis
+
+
+def _quieten(analysis: FlopCountAnalysis) -> FlopCountAnalysis:
+    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)

@@ -1,0 +1,204 @@
+"""The listing of calls: a Trace in, each call of an op or of a module with what it comes to out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fvflops.counting.count import Pricer
+from fvflops.counting.timeline import build_timeline
+from fvflops.counting.traffic.byte_costs import sort_by_storages
+from fvflops.trace import Event, Trace
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.trace.signature import packet_of
+from fvflops.trace.timeline import Item, Span
+
+# Where a storage was before the run, and has a name.
+_NAMED = ("parameter", "buffer")
+
+
+def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = None) -> tuple[OpCall, ...]:
+    """Return the op calls of a Trace in the order in which they began; one that keeps no order raises TraceError.
+
+    FLOPs and multiply-adds are by `pricer`, activations by the other. A call of a module or a function that the pricer
+    counts as one has a line before those of the ops in it.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> from fvflops.formulas import load_table
+    >>> from fvflops.counting import TablePricer
+    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=pricer.stops_at), pricer)
+    >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
+    [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
+    """
+    memory_is_measured = "memory" in trace.about.get("measured", "")
+    scopes = trace.scopes()
+    flow = _Flow(trace)
+    seen: Counter[str] = Counter()
+    calls: list[OpCall] = []
+    for told in _tell(trace, pricer, activations):
+        span, item, event = told.span, told.item, told.event
+        if event is None and (not item.status or told.covered):
+            continue
+        op, target, name = _name_call(trace, item)
+        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
+        columns: dict[str, Any] = {}
+        if event is not None:  # what a region took is that of the ops in it, which have lines of their own
+            reads, made = flow.follow(event, len(calls))
+            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": made}
+            if event.line is not None:
+                columns["line"] = trace.lines[event.line]
+            if memory_is_measured:
+                names = ("memory_before", "memory_after", "memory_peak")
+                columns |= {name: getattr(span, name) for name in names}
+        calls.append(
+            OpCall(
+                len(calls),
+                f"{name}_{seen[op]}" if seen[op] else name,
+                op,
+                target,
+                scope[-1] if scope else "",
+                span.phase,
+                item.inputs,
+                item.outputs,
+                item.dtype,
+                "covered" if told.covered else item.status,
+                0 if told.covered else item.flops,
+                macs=0 if told.covered else item.macs,
+                activations=0 if told.covered else told.activations,
+                **columns,
+            )
+        )
+        seen[op] += 1
+    return tuple(calls)
+
+
+def list_module_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = None) -> tuple[ModuleCall, ...]:
+    """Return the calls of modules in the order in which they began; a Trace that keeps no order raises TraceError.
+
+    A call has all that ran in it; neither a backward pass nor an optimizer calls a module. FLOPs and multiply-adds are
+    by `pricer`, activations by the other.
+    """
+    elements = trace.modules.count_parameters()
+    calls: list[ModuleCall] = []
+    # Of each thread of each rank the numbers of the calls that are open, with their depths.
+    opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    ops: Counter[int] = Counter()
+    for told in _tell(trace, pricer, activations):
+        span, item = told.span, told.item
+        around = opened.setdefault(span.track, [])
+        while around and around[-1][1] >= span.depth:
+            around.pop()
+        if item.kind == "module":
+            around.append((len(calls), span.depth))
+            calls.append(
+                ModuleCall(
+                    len(calls),
+                    item.name,
+                    trace.modules.places[item.name].class_name,
+                    span.phase,
+                    len(around) - 1,
+                    item.inputs,
+                    item.outputs,
+                    elements[item.name],
+                    0,
+                    span.flops,
+                    span.macs,
+                    told.activations_inside,
+                    span.nbytes,
+                    span.unknown,
+                )
+            )
+        elif told.event is not None:
+            ops.update([number for number, _ in around])
+    return tuple([call._replace(ops=ops[call.number]) for call in calls])
+
+
+def add_up_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
+    """Return what op calls come to by the line of source that makes them, most FLOPs first.
+
+    >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
+    >>> [(line.line, line.calls, line.flops) for line in add_up_lines([call._replace(line="net.py:7"), call])]
+    [('net.py:7', 1, 24), ('', 1, 24)]
+    """
+    by_line: dict[str, list[OpCall]] = {}
+    for call in calls:
+        by_line.setdefault(call.line, []).append(call)
+    lines = [
+        LineCount(
+            line,
+            len(made),
+            sum(call.flops or 0 for call in made),
+            sum(call.macs or 0 for call in made),
+            None if made[0].activations is None else sum(call.activations or 0 for call in made),
+            sum(call.nbytes or 0 for call in made),
+            sum(call.flops is None for call in made),
+        )
+        for line, made in by_line.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.flops))
+
+
+class _Told(NamedTuple):
+    """A span with its item, an op's event, and its activations by itself and with what ran in it, None for no table."""
+
+    span: Span
+    item: Item
+    event: Event | None
+    covered: bool
+    activations: int | None
+    activations_inside: int | None
+
+
+def _tell(trace: Trace, pricer: Pricer, activations: Pricer | None) -> Iterator[_Told]:
+    moved, bytes_pricer = sort_by_storages(trace, keep_events=True)
+    timeline = build_timeline(moved, pricer, bytes_pricer=bytes_pricer)
+    other = None if activations is None else build_timeline(moved, activations)
+    ops = iter([event for event in trace.events or () if event.kind == "op"])
+    for place, span in enumerate(timeline.ordered()):
+        item = timeline.items[span.item]
+        counted = None if other is None else other.ordered()[place]
+        yield _Told(
+            span,
+            item,
+            next(ops) if item.kind == "op" else None,
+            (span.stack, span.phase) in timeline.covered,
+            None if other is None or counted is None else other.items[counted.item].flops,
+            None if counted is None else counted.flops,
+        )
+
+
+class _Flow:
+    """What flows from call to call: which one computed last what is in each storage."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._made: dict[int, int] = {}
+
+    def follow(self, event: Event, number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the parameters that a call reads and the numbers of those that computed the rest; note what it does.
+
+        A view of a storage computes nothing.
+        """
+        storages = self._trace.storages
+        named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED]
+        after = sorted({self._made[index] for index in event.reads if index in self._made})
+        writes_in_place = "!" in self._trace.signatures[event.item].schema
+        for index in event.writes:
+            if writes_in_place or index not in event.reads:
+                self._made[index] = number
+        return tuple(dict.fromkeys(named)), tuple(after)
+
+
+def _name_call(trace: Trace, item: Item) -> tuple[str, str, str]:
+    """Return the op, the target and the name of the calls of an item."""
+    if item.kind == "module":
+        place = trace.modules.places[item.name]
+        return place.class_name, place.classes[0] if place.classes else place.class_name, place.class_name
+    if item.frame is not None:
+        return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
+    op = packet_of(item.name)
+    return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]

@@ -1,0 +1,167 @@
+"""The counting: each distinct signature is priced once, and multiplied by how often it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from fvflops.counting.compute_dtype import find_dtype
+from fvflops.trace import (
+    Counts,
+    Entry,
+    ModuleInfo,
+    Region,
+    RegionSignature,
+    Signature,
+    Status,
+    StopsAt,
+    TensorSpec,
+    Trace,
+    Value,
+    tensors_in,
+)
+
+
+class Amount(NamedTuple):
+    """What one call comes to under one label, in the metric's unit; `macs` and `flops` are a flop count's parts."""
+
+    label: str
+    status: Status
+    value: int = 0
+    macs: int = 0
+    flops: int = 0
+
+
+class RegionAmounts(NamedTuple):
+    """What one call of a region comes to; `covers` says that what ran inside it is not counted beside it."""
+
+    amounts: tuple[Amount, ...]
+    covers: bool = True
+
+
+# What one call comes to, the op's name, the elements that it puts out, and its dtype.
+_Priced = tuple[tuple[Amount, ...], str, int, str]
+
+
+class Pricer(Protocol):
+    """Whatever can say what a call comes to: a table, or a table with handles before it."""
+
+    @property
+    def stops_at(self) -> StopsAt:
+        """The composite ops that it has something to say about."""
+
+    @property
+    def prices_modules(self) -> bool:
+        """Whether it has something to say about any module."""
+
+    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+        """Return what one call of an op comes to; an op of several labels gives several amounts."""
+
+    def price_region(
+        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
+    ) -> RegionAmounts | None:
+        """Return what one call of a region comes to, or None where nothing is said of it: look inside."""
+
+
+def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
+    """Return the counts of one metric over a trace.
+
+    A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
+    wins. What the backward pass of such a region does is counted op by op.
+    """
+    priced = price_regions(trace, pricer)
+    covered = find_covered(trace, priced)
+    scopes = trace.scopes()
+    groups = _groups(trace)
+    prices: dict[int, _Priced] = {}
+    entries: list[Entry] = []
+    for (index, stack, phase), calls in trace.calls.items():
+        if (stack, phase) in covered:
+            continue
+        price = prices.get(index)
+        if price is None:
+            op = trace.signatures[index]
+            price = prices[index] = (
+                pricer.price_op(op),
+                op.packet,
+                _elements(op.outputs),
+                find_dtype(op.op, op.names, op.inputs, op.outputs),
+            )
+        _add(entries, price, scopes[stack], phase, calls, groups.get(stack, ""))
+    for (index, stack, phase), calls in trace.region_calls.items():
+        if index not in priced or (stack, phase) in covered:
+            continue
+        signature = trace.region_signatures[index]
+        region = trace.regions[signature.region]
+        scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
+        inputs, outputs = signature.inputs, signature.outputs
+        dtype = find_dtype("", (), inputs, outputs)
+        price = priced[index].amounts, name_region(trace, region), _elements(outputs), dtype
+        _add(entries, price, scope, phase, calls, groups.get(stack, ""))
+    return Counts(metric, trace.modules, tuple(entries))
+
+
+def price_regions(trace: Trace, pricer: Pricer) -> dict[int, RegionAmounts]:
+    """Return what one call of each region comes to, by its signature's index; one that is not priced is left out."""
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _looks_at_regions(trace, pricer) else ()
+    return {
+        index: amounts
+        for index in called
+        if (amounts := _price_region(trace, pricer, trace.region_signatures[index])) is not None
+    }
+
+
+def find_covered(trace: Trace, priced: Mapping[int, RegionAmounts]) -> set[tuple[int, str]]:
+    """Return the stacks inside priced regions that cover what runs in them, with the phases in which these were run."""
+    covering: dict[str, set[int]] = {}
+    for index, _, phase in trace.region_calls:
+        if index in priced and priced[index].covers:
+            covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
+    return {
+        (number, phase)
+        for phase, regions in covering.items()
+        for number, stack in enumerate(trace.stacks)
+        if not regions.isdisjoint(stack)
+    }
+
+
+def _groups(trace: Trace) -> dict[int, str]:
+    """Return the parameter groups for which ops ran, by their stacks."""
+    groups = {index: region.name for index, region in enumerate(trace.regions) if region.kind == "group"}
+    if not groups:
+        return {}
+    return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
+
+
+def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:
+    return pricer.prices_modules or any(region.kind == "function" for region in trace.regions)
+
+
+def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> RegionAmounts | None:
+    region = trace.regions[signature.region]
+    module = trace.modules.places[region.name] if region.kind == "module" else None
+    return pricer.price_region(region, module, signature)
+
+
+def name_region(trace: Trace, region: Region) -> str:
+    """Return the name under which a region stands in the ledger: its function's key, or its module's class."""
+    if region.kind == "function":
+        return f"prim::PythonOp.{region.name}"
+    place = trace.modules.places[region.name]
+    return place.classes[0] if place.classes else place.class_name
+
+
+def _elements(outputs: tuple[Value, ...]) -> int:
+    if len(outputs) == 1 and isinstance(outputs[0], TensorSpec):
+        return outputs[0].numel
+    return sum(spec.numel for spec in tensors_in(outputs))
+
+
+def _add(entries: list[Entry], price: _Priced, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
+    """Append the entries of a signature's calls; of several amounts the first stands for the calls themselves."""
+    amounts, op, elements, dtype = price
+    seen = calls
+    for label, status, value, macs, flops in amounts:
+        row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
+        entries.append(tuple.__new__(Entry, (*row, dtype, group)))
+        seen = 0

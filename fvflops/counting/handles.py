@@ -1,0 +1,90 @@
+"""The pricing of calls by handles, Python functions that a program set for ops and modules, before a table is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from fvflops.counting.count import Amount, Pricer, RegionAmounts
+from fvflops.formulas import Call
+from fvflops.formulas.rows import default_label
+from fvflops.formulas.table import attributes_of, find_class
+from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
+
+Handle = Callable[[Call], "int | Counter[str]"]
+
+_FUNCTION = "prim::PythonOp."
+
+
+class HandlePricer:
+    """Asks a handle where one is set for the op, and `inner` elsewhere; a handle that is None makes the op free.
+
+    A name without an overload stands for all overloads; `aten::_convolution`, the name that traced graphs have, stands
+    for `aten::convolution`. `modules` holds the handles of module classes by their names, as in a table.
+    """
+
+    def __init__(
+        self, inner: Pricer, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
+    ) -> None:
+        self._inner = inner
+        self._handles = dict(handles)
+        self._modules = dict(modules or {})
+
+    @property
+    def stops_at(self) -> StopsAt:
+        """The composite ops that a handle or the inner pricer has something to say about."""
+        return self._inner.stops_at.including(self._handles)
+
+    @property
+    def prices_modules(self) -> bool:
+        """Whether a handle or the inner pricer has something to say about a module."""
+        return bool(self._modules) or self._inner.prices_modules
+
+    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+        """Return what the handle says of one call, or what the inner pricer says."""
+        for name in (signature.op, signature.packet, _traced_name(signature.packet)):
+            if name in self._handles:
+                return _price(self._handles[name], name, Call.of(signature))
+        return self._inner.price_op(signature)
+
+    def price_region(
+        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
+    ) -> RegionAmounts | None:
+        """Return what the handle says of one call of a module or a function, or what the inner pricer says."""
+        if module is not None:
+            name = find_class(self._modules, module.classes)
+            if name is not None:
+                call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
+                return RegionAmounts(_price(self._modules[name], name, call))
+        elif (name := _FUNCTION + region.name) in self._handles:
+            call = Call.of_region(name, signature.inputs, signature.outputs)
+            return RegionAmounts(_price(self._handles[name], name, call))
+        return self._inner.price_region(region, module, signature)
+
+
+def _traced_name(packet: str) -> str:
+    return "aten::_convolution" if packet == "aten::convolution" else packet
+
+
+def _price(handle: Handle | None, name: str, call: Call) -> tuple[Amount, ...]:
+    label = name.partition("::")[2] or default_label(name)
+    if handle is None:
+        return (Amount(label, Status.FREE),)
+    result = handle(call)
+    sums = result if isinstance(result, Mapping) else {label: result}
+    return tuple(Amount(key, Status.COUNTED, _number(value, name)) for key, value in sums.items()) or (
+        Amount(label, Status.COUNTED),
+    )
+
+
+def _number(value: Any, name: str) -> int:
+    """Return a handle's number; one that can overflow, or is none, raises ValueError."""
+    narrow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
+    if not isinstance(value, Real) or narrow:
+        raise ValueError(
+            f"the handle of {name} returned {value!r} of type {type(value).__name__}: "
+            "return a Python int, or a Counter of them"
+        )
+    return value  # type: ignore[return-value]

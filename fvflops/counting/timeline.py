@@ -1,0 +1,321 @@
+"""The timeline of a trace: its events nested in each other, with what each comes to by a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.count import Amount, Pricer, RegionAmounts, find_covered, price_regions
+from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
+from fvflops.trace.timeline import WEIGHTS, Frame, Item, Span, Timeline
+
+# Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
+_NAMED = 16
+
+
+def build_timeline(trace: Trace, pricer: Pricer, *, bytes_pricer: Pricer | None = None) -> Timeline:
+    """Return the timeline of a trace, its FLOPs and multiply-adds by a pricer.
+
+    `bytes_pricer` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
+    what the lifetimes of the storages come to: on all devices together, with what was there before, from its start. A
+    region that was left without an exit, because the recording ended or was paused, lasts as long as what ran in it.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> from fvflops.formulas import load_table
+    >>> from fvflops.counting import TablePricer
+    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
+    >>> timeline = build_timeline(trace, pricer)
+    >>> [(timeline.items[span.item].name, span.depth, span.flops) for span in timeline.spans]
+    [('', 0, 24), ('aten::linear', 1, 24)]
+    """
+    frames = tuple(_frame(trace, region) for region in trace.regions)
+    priced = price_regions(trace, pricer)
+    covered = frozenset(find_covered(trace, priced))
+    items = _Items(trace, pricer, bytes_pricer, priced)
+    calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
+    for (index, stack, phase), count in trace.region_calls.items():
+        if index in priced:
+            calls[items.of_region_call(index), stack, phase] = count
+    spans = None if trace.events is None else tuple(_Walk(trace, items, covered).spans())
+    known = {"flops", "macs", *(["bytes"] if bytes_pricer is not None else []), *_measured(trace)}
+    return Timeline(
+        frames=frames,
+        stacks=trace.stacks,
+        items=tuple(items.all),
+        calls=calls,
+        spans=spans,
+        covered=covered,
+        weights=tuple(name for name in WEIGHTS if name in known),
+        about={**trace.about, **_tell(items.all, calls, covered)},
+        complete=trace.complete,
+    )
+
+
+def _frame(trace: Trace, region: Region) -> Frame:
+    place = trace.modules.places.get(region.name) if region.kind == "module" else None
+    return Frame(region.kind, region.name, "" if place is None else place.class_name)
+
+
+def _measured(trace: Trace) -> Iterator[str]:
+    if trace.events is None:
+        return
+    if any(event.duration_ns is not None for event in trace.events):
+        yield "time"
+    if trace.storages or _has_memory(trace):
+        yield "memory"
+
+
+def _has_memory(trace: Trace) -> bool:
+    return any(event.memory_after is not None for event in trace.events or ())
+
+
+def _tell(
+    items: list[Item], calls: Mapping[tuple[int, int, str], int], covered: frozenset[tuple[int, str]]
+) -> dict[str, str]:
+    unknown: Counter[str] = Counter()
+    for (item, stack, phase), count in calls.items():
+        if items[item].flops is None and (stack, phase) not in covered:
+            unknown[items[item].name] += count
+    return {"unknown": ", ".join(f"{op} × {count}" for op, count in unknown.items())} if unknown else {}
+
+
+class _Items:
+    """The items of a trace's calls, numbered as they are first asked for."""
+
+    def __init__(
+        self, trace: Trace, pricer: Pricer, bytes_pricer: Pricer | None, priced: Mapping[int, RegionAmounts]
+    ) -> None:
+        self.all: list[Item] = []
+        self._trace = trace
+        self._pricer = pricer
+        self._bytes_pricer = bytes_pricer
+        self._priced = priced
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def of_op(self, index: int) -> int:
+        """Return the number of the item of an op's signature."""
+        number = self._numbers.get(("op", index))
+        if number is None:
+            signature = self._trace.signatures[index]
+            amounts = self._pricer.price_op(signature)
+            nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.price_op(signature), "value")
+            item = Item(
+                "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
+            )
+            number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(amounts)))
+        return number
+
+    def of_region_call(self, index: int) -> int:
+        """Return the number of the item of a region's signature."""
+        number = self._numbers.get(("exit", index))
+        if number is None:
+            region, inputs, outputs = self._parts(index)
+            kind, name = self._trace.regions[region]
+            item = Item(kind, name, region, *_describe("", (), inputs, outputs))
+            if index in self._priced:
+                item = item._replace(**_price(self._priced[index].amounts))
+            number = self._add(("exit", index), item)
+        return number
+
+    def of_region(self, region: int) -> int:
+        """Return the number of the item of a region of which no more is known."""
+        number = self._numbers.get(("enter", region))
+        if number is None:
+            number = self._add(("enter", region), Item(*self._trace.regions[region], frame=region))
+        return number
+
+    def _parts(self, index: int) -> tuple[int, tuple[Value, ...], tuple[Value, ...]]:
+        signature = self._trace.region_signatures[index]
+        return signature.region, signature.inputs, signature.outputs
+
+    def _add(self, key: tuple[str, int], item: Item) -> int:
+        number = self._numbers[key] = len(self.all)
+        self.all.append(item)
+        return number
+
+
+def _describe(
+    op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    return _name(inputs), _name(outputs), find_dtype(op, names, inputs, outputs)
+
+
+def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
+    specs = list(tensors_in(values))
+    more = len(specs) - _NAMED
+    return (*map(str, specs[:_NAMED]), *([f"and {more} more"] if more > 0 else []))
+
+
+def _price(amounts: tuple[Amount, ...]) -> dict[str, Any]:
+    return {"flops": _sum(amounts, "value"), "macs": _sum(amounts, "macs"), "status": amounts[0].status.value}
+
+
+def _sum(amounts: tuple[Amount, ...], part: str) -> int | None:
+    """Return the sum of what is known, None where nothing is."""
+    known = [getattr(amount, part) for amount in amounts if amount.status is not Status.UNKNOWN]
+    # A handle that a program set may have returned an integer of numpy.
+    return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
+
+
+class _Worth(NamedTuple):
+    """What a call and all that runs in it come to."""
+
+    flops: int = 0
+    macs: int = 0
+    nbytes: int = 0
+    memory: int = 0
+    unknown: int = 0
+
+    def plus(self, other: _Worth) -> _Worth:
+        return _Worth(*[mine + yours for mine, yours in zip(self, other, strict=True)])
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A region that is open: the place of its span, the region, and what ran in it so far."""
+
+    place: int
+    region: int
+    event: Event
+    worth: _Worth = field(default_factory=_Worth)
+    start: int | None = None
+    end: int | None = None
+
+    def hold(self, start: int | None, end: int | None) -> None:
+        if start is not None and (self.start is None or start < self.start):
+            self.start = start
+        if end is not None and (self.end is None or end > self.end):
+            self.end = end
+
+
+class _Walk:
+    """One walk over the events of a trace, which makes the spans; that of a region is made when it is left."""
+
+    def __init__(self, trace: Trace, items: _Items, covered: frozenset[tuple[int, str]]) -> None:
+        self._trace = trace
+        self._items = items
+        self._covered = covered
+        self._spans: list[Span] = []
+        self._opened: dict[tuple[int | None, int], list[_Opened]] = {}
+        self._held: _Held | None = None if _has_memory(trace) else _Held(trace)
+
+    def spans(self) -> list[Span]:
+        """Return all spans."""
+        for event in self._trace.events or ():
+            if event.kind == "op":
+                self._call(event)
+            elif event.kind == "enter":
+                self._enter(event, event.item)
+            elif event.kind == "exit":
+                self._exit(event)
+            elif self._held is not None:
+                self._held.free(event.item)
+        for opened in self._opened.values():
+            while opened:
+                self._close(opened, self._items.of_region(opened[-1].region))
+        return self._spans
+
+    def _around(self, event: Event) -> list[_Opened]:
+        return self._opened.setdefault((event.rank, event.thread), [])
+
+    def _call(self, event: Event) -> None:
+        item = self._items.of_op(event.item)
+        opened = self._around(event)
+        before, after = event.memory_before, event.memory_after
+        if self._held is not None:
+            before, after = self._held.bytes, self._held.make(event.writes)
+        memory = max(0, after - before) if before is not None and after is not None else 0
+        worth = self._own(item, event, memory)
+        self._spans.append(_span(event, item, len(opened), worth)._replace(memory_before=before, memory_after=after))
+        self._pass_on(opened, worth, event.start_ns, _end(event))
+
+    def _enter(self, event: Event, region: int) -> None:
+        opened = self._around(event)
+        opened.append(_Opened(len(self._spans), region, event, start=event.start_ns))
+        self._spans.append(_span(event, 0, len(opened) - 1, _Worth()))
+
+    def _exit(self, event: Event) -> None:
+        region = self._trace.region_signatures[event.item].region
+        opened = self._around(event)
+        if not any(one.region == region for one in opened):  # it was entered while the recording was paused
+            self._enter(event, region)
+        while opened[-1].region != region:
+            self._close(opened, self._items.of_region(opened[-1].region))
+        self._close(opened, self._items.of_region_call(event.item), event)
+
+    def _close(self, opened: list[_Opened], item: int, event: Event | None = None) -> None:
+        """Make the span of the innermost region; `event` is that of its end, None where it was not seen."""
+        one = opened.pop()
+        worth = one.worth
+        first = one.event
+        if event is not None:
+            if not event.raised:
+                worth = worth.plus(self._own(item, event, 0))
+            first = event._replace(start_ns=one.start if event.start_ns is None else event.start_ns)
+        elif one.start is not None and one.end is not None:
+            first = first._replace(start_ns=one.start, duration_ns=one.end - one.start)
+        self._spans[one.place] = _span(first, item, len(opened), worth)
+        self._pass_on(opened, worth, first.start_ns, _end(first))
+
+    def _own(self, item: int, event: Event, memory: int) -> _Worth:
+        entry = self._items.all[item]
+        flops, macs, unknown = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
+        if (event.stack, event.phase) in self._covered:
+            flops = macs = unknown = 0
+        return _Worth(flops, macs, entry.nbytes or 0, memory, unknown)
+
+    def _pass_on(self, opened: list[_Opened], worth: _Worth, start: int | None, end: int | None) -> None:
+        if opened:
+            opened[-1].worth = opened[-1].worth.plus(worth)
+            opened[-1].hold(start, end)
+
+
+def _span(event: Event, item: int, depth: int, worth: _Worth) -> Span:
+    return Span(
+        item,
+        event.stack,
+        event.phase,
+        event.thread,
+        event.rank,
+        depth,
+        event.start_ns,
+        event.duration_ns,
+        *worth,
+        raised=event.raised,
+        memory_peak=event.memory_peak,
+    )
+
+
+def _end(event: Event) -> int | None:
+    return None if event.start_ns is None or event.duration_ns is None else event.start_ns + event.duration_ns
+
+
+class _Held:
+    """The bytes that a trace's storages hold; those that no op made are there from the start."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._sizes = [storage.nbytes for storage in trace.storages]
+        self._alive = {index for index, storage in enumerate(trace.storages) if storage.origin != "op"}
+        self._gone: set[int] = set()
+        self.bytes = sum(self._sizes[index] for index in self._alive)
+
+    def make(self, storages: tuple[int, ...]) -> int:
+        """Note what an op wrote to, and return the bytes that are held then."""
+        for index in storages:
+            if index not in self._alive and index not in self._gone:
+                self._alive.add(index)
+                self.bytes += self._sizes[index]
+        return self.bytes
+
+    def free(self, index: int) -> None:
+        """Note that a storage is gone."""
+        self._gone.add(index)
+        if index in self._alive:
+            self._alive.remove(index)
+            self.bytes -= self._sizes[index]

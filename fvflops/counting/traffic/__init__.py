@@ -1,0 +1,1 @@
+"""Memory traffic of each op call, in bytes."""

@@ -1,0 +1,128 @@
+"""The pricing of calls in bytes, by their signatures and by what a trace's events tell of their storages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fvflops.counting.count import Amount, RegionAmounts
+from fvflops.counting.traffic.traffic import Sight, Traffic, weigh
+from fvflops.formulas.rows import default_label
+from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
+
+PARTS = ("moved", "read", "written")
+_NO_STOPS = StopsAt()
+
+
+class BytesPricer:
+    """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
+
+    `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
+    in `stops_at` are to be recorded whole, as one kernel; any other trace can be priced too.
+    """
+
+    def __init__(
+        self,
+        part: str = "moved",
+        sights: Mapping[int, tuple[Signature, Sight]] | None = None,
+        *,
+        stops_at: StopsAt = _NO_STOPS,
+    ) -> None:
+        if part not in PARTS:
+            raise ValueError(f"bytes are {', '.join(PARTS)}, not {part!r}")
+        self._part = part
+        self._sights = sights or {}
+        self._stops_at = stops_at
+
+    @property
+    def stops_at(self) -> StopsAt:
+        """The composite ops that are taken for one kernel."""
+        return self._stops_at
+
+    @property
+    def prices_modules(self) -> bool:
+        """False: a module is looked into."""
+        return False
+
+    def weigh(self, signature: Signature) -> Traffic | None:
+        """Return what one call reads and writes, None where that is not known."""
+        return weigh(signature, self._sights.get(id(signature), (signature, Sight()))[1])
+
+    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
+        traffic = self.weigh(signature)
+        label = default_label(signature.op)
+        if traffic is None:
+            return (Amount(label, Status.UNKNOWN),)
+        read, written = traffic
+        value = {"moved": read + written, "read": read, "written": written}[self._part]
+        return (Amount(label, Status.COUNTED if read + written else Status.FREE, value),)
+
+    def price_region(
+        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
+    ) -> RegionAmounts | None:
+        """Return None: look inside."""
+        return None
+
+
+def sort_by_storages(trace: Trace, part: str = "moved", *, keep_events: bool = False) -> tuple[Trace, BytesPricer]:
+    """Return a trace that tells calls apart by what their storages say of them, and the pricer that knows it.
+
+    Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
+    trace is aggregated unless `keep_events`. A trace without events is returned as it is.
+    """
+    if trace.events is None:
+        return trace, BytesPricer(part)
+    sizes = [storage.nbytes for storage in trace.storages]
+    shapes: dict[int, int | None] = {}
+    numbers: dict[tuple[int, Sight], int] = {}
+    signatures: list[Signature] = []
+    sights: dict[int, tuple[Signature, Sight]] = {}
+    calls: Counter[tuple[int, int, str]] = Counter()
+    first: set[int] = set()
+    events: list[Event] = []
+    for event in trace.events:
+        if event.kind != "op":
+            if keep_events:
+                events.append(event)
+            continue
+        item = event.item
+        if item not in shapes:
+            shapes[item] = _bytes_by_shape(trace.signatures[item])
+        sight = _look(event.reads, event.writes, sizes, shapes[item])
+        number = numbers.get((item, sight))
+        if number is None:
+            number = numbers[item, sight] = len(signatures)
+            signature = trace.signatures[item]
+            signature = replace(signature) if item in first else signature  # the sights are kept by identity
+            first.add(item)
+            signatures.append(signature)
+            sights[id(signature)] = signature, sight
+        calls[number, event.stack, event.phase] += 1
+        if keep_events:
+            events.append(event._replace(item=number))
+    base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
+    sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
+    return sorted_trace, BytesPricer(part, sights)
+
+
+def _look(reads: Iterable[int], writes: tuple[int, ...], sizes: list[int], by_shape: int | None) -> Sight:
+    if by_shape is None:
+        return Sight()
+    storages = [sizes[index] for index in reads]
+    held = sum(storages)
+    # A storage that was empty when it was first seen has grown since.
+    bounds = bool(storages) and all(storages) and held < by_shape
+    return Sight(not set(writes).issubset(reads) if writes else None, held if bounds else None)
+
+
+def _bytes_by_shape(signature: Signature) -> int | None:
+    """Return the bytes of all that goes in, None where it is not all in storages that a trace knows."""
+    specs = list(tensors_in(signature.inputs))
+    if any(spec.layout != "strided" for spec in specs):
+        return None
+    try:
+        return sum(spec.nbytes for spec in specs)
+    except KeyError:
+        return None

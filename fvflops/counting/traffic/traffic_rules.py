@@ -1,0 +1,275 @@
+"""The movements: what an op reads and writes of its arguments, where that is not all of each.
+
+Each entry is an exception to the rule of `fvflops.counting.traffic.traffic`, which goes by an op's schema alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from fvflops.trace import Signature, TensorSpec, Value, tensors_in
+
+_INDEX_BYTES = 8  # indices of sparse tensors are int64
+_BLOCKED = frozenset({"sparse_bsr", "sparse_bsc"})
+_COMPRESSED_DIMENSION = {"sparse_csr": -2, "sparse_csc": -1}
+
+# Ops that look at no number: what makes memory without filling it, what changes a tensor's shape or storage in place,
+# and questions that shapes alone answer.
+MOVES_NOTHING = frozenset(
+    {
+        *("aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided", "aten::empty_quantized"),
+        *("aten::new_empty", "aten::new_empty_strided", "aten::_efficientzerotensor"),
+        *("aten::as_strided_", "aten::detach_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"),
+        *("aten::set_", "aten::squeeze_", "aten::swapaxes_", "aten::swapdims_", "aten::t_", "aten::transpose_"),
+        *("aten::unsqueeze_", "aten::_shape_as_tensor", "aten::_fused_sdp_choice", "aten::_nnz", "aten::is_same_size"),
+        *("profiler::_record_function_enter", "profiler::_record_function_enter_new"),
+        "profiler::_record_function_exit",
+        *("aten::_assert_tensor_metadata", "aten::_has_compatible_shallow_copy_type", "aten::_has_same_storage_numel"),
+    }
+)
+# Views that their schemas do not call views.
+VIEWS = frozenset(
+    {
+        *("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"),
+        *("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d"),
+        "aten::lift",
+    }
+)
+# Ops that give back their input or a view of it where they can, and a copy where they cannot.
+MAY_COPY = frozenset(
+    {
+        *("aten::reshape", "aten::reshape_as", "aten::flatten", "aten::ravel", "aten::contiguous", "aten::to"),
+        *("aten::type_as", "aten::cpu", "aten::cuda", "aten::pin_memory", "aten::resolve_conj", "aten::resolve_neg"),
+        *("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision", "aten::coalesce"),
+    }
+)
+# Ops that give back their input outside of training.
+DROPOUTS = frozenset(
+    f"aten::{kind}dropout{mark}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for mark in ("", "_")
+)
+# Ops that write to their first argument whatever it held.
+OVERWRITES = frozenset(
+    {
+        *("aten::copy_", "aten::fill_", "aten::zero_", "aten::_foreach_copy_", "aten::_foreach_zero_"),
+        *("aten::bernoulli_", "aten::cauchy_", "aten::exponential_", "aten::geometric_", "aten::log_normal_"),
+        *("aten::normal_", "aten::random_", "aten::uniform_", "aten::_no_grad_fill_", "aten::_no_grad_zero_"),
+        *("aten::_no_grad_normal_", "aten::_no_grad_uniform_", "aten::_copy_from"),
+    }
+)
+
+
+def bytes_of(spec: TensorSpec) -> int:
+    """Return the bytes that hold a tensor; of a sparse one those of its stored elements and of their indices.
+
+    >>> bytes_of(TensorSpec((100, 100), layout="sparse_csr", nnz=5)), bytes_of(TensorSpec((2, 3), "bfloat16"))
+    (868, 12)
+    """
+    if spec.nnz is None:
+        return spec.nbytes
+    values = replace(spec, shape=(spec.nnz,)).nbytes
+    if spec.layout in _BLOCKED:
+        return values
+    if spec.layout in _COMPRESSED_DIMENSION:
+        compressed = spec.shape[_COMPRESSED_DIMENSION[spec.layout]]
+        batches = prod(spec.shape[:-2])
+        return values + _INDEX_BYTES * (spec.nnz + batches * (compressed + 1))
+    return values + _INDEX_BYTES * spec.nnz * spec.ndim
+
+
+def bytes_in(value: Value) -> int:
+    """Return the bytes of all tensors in a value."""
+    return sum(map(bytes_of, tensors_in(value)))
+
+
+_Bytes = Callable[[Signature], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Of arguments by name the bytes that are read or written, where these are not all of them, or not none."""
+
+    reads: Mapping[str, _Bytes] = field(default_factory=dict)
+    writes: Mapping[str, _Bytes] = field(default_factory=dict)
+
+
+def argument_of(signature: Signature, name: str) -> Value:
+    """Return the value of an argument, None where the op has none of that name."""
+    return dict(zip(signature.names, signature.inputs, strict=False)).get(name)
+
+
+def _spec(signature: Signature, name: str) -> TensorSpec:
+    value = argument_of(signature, name)
+    return value if isinstance(value, TensorSpec) else TensorSpec((0,))
+
+
+def _elements_of(count: int, spec: TensorSpec) -> int:
+    """Return the bytes of some elements of a tensor, of no more than it has."""
+    return replace(spec, shape=(min(count, spec.numel),)).nbytes
+
+
+def _none(_: Signature) -> int:
+    return 0
+
+
+def _as_results(signature: Signature) -> int:
+    return bytes_in(signature.outputs[:1])
+
+
+def _one_for_each_target(signature: Signature) -> int:
+    return _elements_of(_spec(signature, "target").numel, _spec(signature, "self"))
+
+
+def _rows(name: str, table: str) -> _Bytes:
+    """Return a function that gives the bytes of a row of the table for each of an argument's indices."""
+
+    def count(signature: Signature) -> int:
+        spec = _spec(signature, table)
+        return replace(spec, shape=(_spec(signature, name).numel, *spec.shape[1:])).nbytes
+
+    return count
+
+
+def _where_indexed(signature: Signature) -> int:
+    """Return the bytes of what `self[indices]` selects."""
+    spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
+    given = indices if isinstance(indices, tuple) else ()
+    tensors = list(tensors_in(given))
+    if any(tensor.dtype in ("bool", "uint8") for tensor in tensors):
+        values = _spec(signature, "values")
+        return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
+    kept = [size for index, size in enumerate(spec.shape) if index >= len(given) or given[index] is None]
+    shapes = [tensor.shape for tensor in tensors]
+    places = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
+    return replace(spec, shape=(places, *kept)).nbytes
+
+
+def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    return lambda shape: (1,) * (ndim - len(shape)) + shape
+
+
+def _where_added(signature: Signature) -> int:
+    return _where_indexed(signature) if argument_of(signature, "accumulate") else 0
+
+
+def _one_for_each_index(signature: Signature) -> int:
+    return _elements_of(_spec(signature, "index").numel, _spec(signature, "self"))
+
+
+def _sources_for_indices(signature: Signature) -> int:
+    return _elements_of(_spec(signature, "index").numel, _spec(signature, "src"))
+
+
+def _slices_for_indices(signature: Signature) -> int:
+    """Return the bytes of a slice of `self` along `dim` for each index."""
+    spec, dim = _spec(signature, "self"), argument_of(signature, "dim")
+    size = spec.shape[dim] if isinstance(dim, int) and spec.shape else 1
+    return _elements_of(spec.numel // max(size, 1) * _spec(signature, "index").numel, spec)
+
+
+def _where_scaled(name: str) -> _Bytes:
+    """Return a function that gives the bytes of an argument where gradients are unscaled, and 0 elsewhere."""
+    return lambda signature: (
+        0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, name))
+    )
+
+
+def _where_trained(name: str) -> _Bytes:
+    """Return a function that gives the bytes of a running statistic where it is updated, and 0 elsewhere."""
+
+    def count(signature: Signature) -> int:
+        trains = any(argument_of(signature, flag) is True for flag in ("training", "train", "use_input_stats"))
+        return bytes_in(argument_of(signature, name)) if trains else 0
+
+    return count
+
+
+_ALL = Movement()
+_LOOKED_UP = Movement(reads={"self": _as_results})
+_SHAPE_OF_SELF = Movement(reads={"self": _none})
+_PICKED = Movement(reads={"self": _one_for_each_target})
+_INDEXED = Movement(reads={"self": _where_added}, writes={"self": _where_indexed})
+_SCATTERED = Movement(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
+_SCATTER_ADDED = Movement(
+    reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
+)
+_SLICES_SET = Movement(reads={"self": _none}, writes={"self": _slices_for_indices})
+_SLICES_ADDED = Movement(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
+_TRAINED = Movement(writes={name: _where_trained(name) for name in ("running_mean", "running_var")})
+_STEPPED = Movement(writes={"grads": _where_scaled("grads")})
+
+_MOVEMENTS: Mapping[str, Movement] = {
+    # Of a table only what is asked for is read.
+    "aten::embedding": Movement(reads={"weight": _as_results}),
+    **dict.fromkeys(
+        ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
+        Movement(reads={"weight": _rows("indices", "weight")}),
+    ),
+    "aten::embedding_renorm_": Movement(
+        reads={"self": _rows("indices", "self")}, writes={"self": _rows("indices", "self")}
+    ),
+    **dict.fromkeys(
+        (
+            *("aten::index", "aten::_unsafe_index", "aten::index_select", "aten::gather", "aten::take"),
+            *("aten::take_along_dim", "aten::masked_select"),
+        ),
+        _LOOKED_UP,
+    ),
+    # Of each row of log probabilities one.
+    **dict.fromkeys(
+        (
+            *("aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"),
+            *("aten::nll_loss_forward", "aten::nll_loss2d_forward"),
+        ),
+        _PICKED,
+    ),
+    # Only what is indexed is written: a cache of keys and values takes in the new positions.
+    **dict.fromkeys(("aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put_"), _INDEXED),
+    "aten::scatter_": _SCATTERED,
+    **dict.fromkeys(
+        ("aten::scatter_add_", "aten::scatter_reduce_", "aten::scatter_.reduce", "aten::scatter_.value_reduce"),
+        _SCATTER_ADDED,
+    ),
+    **dict.fromkeys(("aten::index_copy_", "aten::index_fill_"), _SLICES_SET),
+    **dict.fromkeys(("aten::index_add_", "aten::index_reduce_"), _SLICES_ADDED),
+    # These want the shape of `self`, not its numbers.
+    **dict.fromkeys(
+        (
+            *("aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like", "aten::randn_like"),
+            *("aten::randint_like", "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::bernoulli.p"),
+            *("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward"),
+            *("aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward"),
+            *("aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward"),
+            *("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::adaptive_avg_pool3d_backward"),
+            *("aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward"),
+            *("aten::nll_loss_backward", "aten::nll_loss2d_backward"),
+            *(f"aten::{kind}_pad{rank}d_backward" for kind in ("reflection", "replication") for rank in (1, 2, 3)),
+        ),
+        _SHAPE_OF_SELF,
+    ),
+    "aten::type_as": Movement(reads={"other": _none}),
+    # The schemas do not say that running statistics are written, or say it of evaluation too.
+    **dict.fromkeys(
+        (
+            *("aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"),
+            *("aten::_native_batch_norm_legit", "aten::_batch_norm_impl_index", "aten::instance_norm"),
+        ),
+        _TRAINED,
+    ),
+    # Gradients are written only where a gradient scaler has them unscaled.
+    **dict.fromkeys(
+        ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"), _STEPPED
+    ),
+}
+
+
+def movement_of(signature: Signature) -> Movement:
+    """Return the exceptions that hold for a call, by its overload or else its op.
+
+    >>> vectors, ids, rows = TensorSpec((50_000, 64)), TensorSpec((8,), "int64"), TensorSpec((8, 64))
+    >>> call = Signature("aten::embedding", ("weight", "indices"), (vectors, ids), (rows,))
+    >>> movement_of(call).reads["weight"](call)
+    2048
+    """
+    return _MOVEMENTS.get(signature.op) or _MOVEMENTS.get(signature.packet, _ALL)

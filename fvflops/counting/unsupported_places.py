@@ -1,0 +1,36 @@
+"""Find where calls that no formula knows were made: in which module, and on which line of source."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fvflops.counting.count import name_region
+from fvflops.trace import Counts, Status, Trace
+
+
+def find_unknown_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
+    """Return op → place → calls, for the ops that are unknown; a place is such as "'encoder.scan' at net.py:42".
+
+    The line is known of what no dispatch mode sees. The model itself is called by its class.
+    """
+    unknown = counts.ledger()[Status.UNKNOWN]
+    if not unknown:
+        return {}
+    scopes = trace.scopes()
+    places: dict[str, Counter[str]] = {}
+    for (index, stack, _), calls in trace.calls.items():
+        signature = trace.signatures[index]
+        if signature.packet in unknown:
+            place = _describe(trace, scopes[stack], signature.source)
+            places.setdefault(signature.packet, Counter())[place] += calls
+    for (index, stack, _), calls in trace.region_calls.items():
+        name = name_region(trace, trace.regions[trace.region_signatures[index].region])
+        if name in unknown and name not in places:
+            places.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
+    return places
+
+
+def _describe(trace: Trace, scope: tuple[str, ...], source: str) -> str:
+    root = trace.modules.root.class_name.rpartition("<locals>.")[2]
+    module = f"'{scope[-1]}'" if scope and scope[-1] else root
+    return f"{module} at {source}" if source else module

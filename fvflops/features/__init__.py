@@ -1,0 +1,1 @@
+"""One folder for each question that users ask of a model's cost."""

@@ -1,0 +1,1 @@
+"""Check a model against its budget file."""

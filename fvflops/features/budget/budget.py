@@ -1,0 +1,112 @@
+"""The budget of a model: measured, compared with the file that holds it, and rewritten there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fvflops import paths
+from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
+from fvflops.features.budget.budget_file import update_text
+from fvflops.features.budget.model import LIMITED, Budget, Finding, Growth, Verdict
+from fvflops.features.memory.memory import predict_memory
+from fvflops.formulas.yaml_document import MAX_CHARACTERS
+from fvflops.trace import Status
+
+
+def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, int]:
+    """Return figure → value of those of `fvflops.features.budget.model.LIMITED` that are asked for, in their order.
+
+    The memory is that of a model: a loaded Trace, recorded for counting, lacks temporaries, and raises ValueError.
+
+    >>> import torch
+    >>> measure(FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)), ["flops", "parameters", "memory"])
+    {'flops': 24, 'parameters': 8, 'memory': 112}
+    """
+    if "memory" in figures and analysis._loaded:
+        raise ValueError(
+            "the peak memory is predicted from a model, not from a saved run: leave memory out of the budget"
+        )
+    return {figure: _MEASURES[figure](analysis) for figure in figures}
+
+
+def judge(analysis: FlopCountAnalysis, budget: Budget, *, table: str = "") -> Verdict:
+    """Return how an analysed model compares with its budget.
+
+    >>> import torch
+    >>> from fvflops.features.budget.model import Limit
+    >>> analysis = FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
+    >>> judge(analysis, Budget("net", {"flops": Limit("flops", 20)})).kept
+    False
+    """
+    values = measure(analysis, tuple(budget.limits))
+    noted = note(analysis)
+    return Verdict(
+        budget.name,
+        table,
+        tuple(Finding(limit, values[figure]) for figure, limit in budget.limits.items()),
+        _compare(budget.modules, noted["modules"]),
+        _compare(budget.operators, noted["operators"]),
+        dict(analysis.counts().ledger()[Status.UNKNOWN]),
+    )
+
+
+def note(analysis: FlopCountAnalysis, depth: int | None = None) -> dict[str, dict[str, int]]:
+    """Return the flops by module, with its submodules and down to a depth, and by operator; without zeros."""
+    modules = {
+        name: value
+        for name, value in analysis.by_module().items()
+        if value and name and (depth is None or name.count(".") < depth)
+    }
+    return {"modules": modules, "operators": {name: value for name, value in analysis.by_operator().items() if value}}
+
+
+def rewrite_budget(
+    path: str,
+    analysis: FlopCountAnalysis,
+    budget: Budget | None,
+    *,
+    name: str,
+    table: str | None = None,
+    depth: int | None = None,
+) -> tuple[tuple[str, str | None, str], ...]:
+    """Write what a model costs into a budget file, whole or not at all; return (what, as written before, as it is).
+
+    Of a `budget` that is there, the figures that it limits are rewritten; None adds the model with all figures and the
+    table. With a `depth`, or where modules were noted, the flops of modules and operators are noted too.
+    """
+    figures = tuple(figure for figure in LIMITED if figure != "memory" or not analysis._loaded)
+    values = measure(analysis, figures if budget is None else tuple(budget.limits))
+    text = paths.read_text(path, MAX_CHARACTERS) if paths.exists(path) else None
+    if depth is None and budget is not None and budget.modules:
+        depth = 1 + max(name.count(".") for name in budget.modules)
+    noted = {} if depth is None else note(analysis, depth)
+    update = update_text(text, path, name, values, noted=noted, table=table)
+    if update.changes:
+        paths.write_text(path, update.text)
+    return update.changes
+
+
+def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Growth, ...]:
+    grown = [Growth(name, value, after.get(name, 0)) for name, value in before.items()]
+    # A module that was not noted may be deeper than what was, or new: it is new where no noted one is as deep.
+    deepest = max((name.count(".") for name in before), default=-1)
+    grown += [
+        Growth(name, 0, value) for name, value in after.items() if name not in before and name.count(".") <= deepest
+    ]
+    changed = [growth for growth in grown if growth.difference]
+    return tuple(sorted(changed, key=lambda growth: -growth.difference))
+
+
+def _count_activations(analysis: FlopCountAnalysis) -> int:
+    activations = ActivationCountAnalysis.from_trace(analysis.trace(), table=analysis._table or "default")
+    return activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total()
+
+
+_MEASURES: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
+    "flops": lambda analysis: analysis.total(),
+    "macs": lambda analysis: analysis.macs(),
+    "activations": _count_activations,
+    "parameters": lambda analysis: analysis.module_tree().count_parameters()[""],
+    "memory": lambda analysis: predict_memory(analysis).peak,
+    "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNKNOWN]),
+}

@@ -1,0 +1,1 @@
+"""Count the bytes of collectives, by group and module."""

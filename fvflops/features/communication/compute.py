@@ -1,0 +1,145 @@
+"""The metric of communication: which bytes each collective of a trace carries, and how many of them travel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from fvflops.features.communication.model import Communication, Transfer, Volume
+from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
+from fvflops.trace.process_group import Group
+
+# Bytes that one rank of n sends for a payload of s bytes, in the algorithms that go round a ring, rounded up to whole
+# bytes. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring all-reduce
+# is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+_WIRE: Mapping[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda s, n: -(-2 * (n - 1) * s // n),
+    "all_gather": lambda s, n: -(-(n - 1) * s // n),
+    "reduce_scatter": lambda s, n: -(-(n - 1) * s // n),
+    "all_to_all": lambda s, n: -(-(n - 1) * s // n),
+    "broadcast": lambda s, n: s if n > 1 else 0,
+    "reduce": lambda s, n: s if n > 1 else 0,
+    "gather": lambda s, n: s if n > 1 else 0,
+    "scatter": lambda s, n: s if n > 1 else 0,
+    "send": lambda s, n: s,
+    "receive": lambda s, n: s,
+    "barrier": lambda s, n: 0,
+}
+
+# Op → (the collective, the argument that holds its payload; "" is the result). The payload of an all-gather is what all
+# ranks together hold, that of a reduce-scatter what each of them puts in.
+_OPS: Mapping[str, tuple[str, str]] = {
+    "c10d::allreduce_": ("all_reduce", "tensors"),
+    "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
+    "c10d::allgather_": ("all_gather", "output_tensors"),
+    "c10d::_allgather_base_": ("all_gather", "output_tensor"),
+    "c10d::allgather_coalesced_": ("all_gather", "output_lists"),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "c10d::alltoall_": ("all_to_all", "input_tensors"),
+    "c10d::alltoall_base_": ("all_to_all", "input"),
+    "c10d::broadcast_": ("broadcast", "tensors"),
+    "c10d::reduce_": ("reduce", "tensors"),
+    "c10d::gather_": ("gather", "input_tensors"),
+    "c10d::scatter_": ("scatter", "output_tensors"),
+    "c10d::send": ("send", "tensors"),
+    "c10d::recv_": ("receive", "tensors"),
+    "c10d::recv_any_source_": ("receive", "tensors"),
+    "c10d::barrier": ("barrier", "device_ids"),
+    "c10d::monitored_barrier_": ("barrier", "device_ids"),
+    "_c10d_functional::all_reduce": ("all_reduce", "input"),
+    "_c10d_functional::all_reduce_": ("all_reduce", "input"),
+    "_c10d_functional::all_reduce_coalesced": ("all_reduce", "inputs"),
+    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", "inputs"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", ""),
+    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "out"),
+    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", ""),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input"),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
+    "_c10d_functional::broadcast": ("broadcast", "input"),
+    "_c10d_functional::broadcast_": ("broadcast", "input"),
+    "_c10d_functional::isend": ("send", "tensor"),
+    "_c10d_functional::irecv": ("receive", "tensor"),
+    "_c10d_functional_autograd::all_gather_into_tensor": ("all_gather", ""),
+    "_c10d_functional_autograd::reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_c10d_functional_autograd::all_to_all_single": ("all_to_all", "input"),
+    "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
+}
+# What stands beside the collectives in their namespaces, and sends nothing.
+_SILENT = frozenset(
+    {
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::_wrap_tensor_autograd",
+        "_dtensor::mesh_get_process_group",
+        "c10d::check_for_nan",
+    }
+)
+_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+
+
+class _Read(NamedTuple):
+    collective: str
+    group: Group | None
+    dtype: str
+    payload: int
+    wire: int | None
+
+
+def read_communication(trace: Trace) -> Communication:
+    """Return what a rank's trace says that it communicated.
+
+    A payload is in bytes; an all-gather's is what all ranks together hold, a reduce-scatter's what each puts in, as in
+    NVIDIA's nccl-tests. On the wire go 2(n-1)/n of it for an all-reduce among n ranks, (n-1)/n for an all-gather, a
+    reduce-scatter and an all-to-all, all of it for the others: what one rank sends round a ring. Ops of torch's
+    communicating namespaces that are not known here are in `unknown` with their calls.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> inputs = (TensorSpec((6,)),), Group("0", 4).symbol()
+    >>> op = Signature("c10d::allreduce_", ("tensors", "process_group"), inputs, ())
+    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
+    >>> read_communication(Trace(tree, (), ((),), (op,), (), {(0, 0, "backward"): 2}, {})).total()
+    Volume(calls=2, payload=48, wire=72)
+    """
+    scopes = trace.scopes()
+    unknown: Counter[str] = Counter()
+    read: dict[int, _Read | None] = {}
+    transfers = []
+    for (index, stack, phase), calls in trace.calls.items():
+        signature = trace.signatures[index]
+        packet = signature.packet
+        if packet.partition("::")[0] not in _NAMESPACES or packet in _SILENT:
+            continue
+        if index not in read:
+            read[index] = _read(signature)
+        one = read[index]
+        if one is None:
+            unknown[packet] += calls
+            continue
+        wire = None if one.wire is None else one.wire * calls
+        volume = Volume(calls, one.payload * calls, wire)
+        transfers.append(Transfer(one.collective, packet, one.group, one.dtype, scopes[stack], phase, volume))
+    return Communication(tuple(transfers), unknown)
+
+
+def _read(signature: Signature) -> _Read | None:
+    known = _OPS.get(signature.packet)
+    if known is None:
+        return None
+    collective, argument = known
+    payload: Value = signature.outputs
+    if argument:
+        payload = signature.inputs[signature.names.index(argument)]
+    tensors = list(tensors_in(payload))
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    group = next((group for group in map(Group.of, signature.inputs) if group is not None), None)
+    wire = None if group is None else _WIRE[collective](nbytes, group.size)
+    return _Read(collective, group, _dtypes(tensors), nbytes, wire)
+
+
+def _dtypes(tensors: list[TensorSpec]) -> str:
+    return ", ".join(sorted({tensor.dtype for tensor in tensors}))

@@ -1,0 +1,122 @@
+"""The communication: what a rank sent and received, by collective, group, module and phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from fvflops.trace.process_group import Group
+
+Key = TypeVar("Key")
+
+
+class Volume(NamedTuple):
+    """How much was communicated: calls, their payload in bytes, and the bytes on the wire.
+
+    `wire` is what one rank sends, and receives as much, where the algorithm goes round a ring; it is None where the
+    size of a group is not known.
+    """
+
+    calls: int = 0
+    payload: int = 0
+    wire: int | None = 0
+
+    def plus(self, other: Volume) -> Volume:
+        """Return the sum of two volumes; something unknown stays unknown.
+
+        >>> Volume(1, 8, 4).plus(Volume(2, 8, None))
+        Volume(calls=3, payload=16, wire=None)
+        """
+        wire = None if self.wire is None or other.wire is None else self.wire + other.wire
+        return Volume(self.calls + other.calls, self.payload + other.payload, wire)
+
+
+class Transfer(NamedTuple):
+    """All calls of one collective on one size of payload, in one scope and phase.
+
+    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" where
+    it has none (a barrier).
+    """
+
+    collective: str
+    op: str
+    group: Group | None
+    dtype: str
+    scope: tuple[str, ...]
+    phase: str
+    volume: Volume
+
+
+class Route(NamedTuple):
+    """What transfers are told apart by in a report: the collective, the group's axis (or name) and size, the dtype."""
+
+    collective: str
+    axis: str
+    size: int | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """The transfers of one rank, and the questions they answer; `unknown` are communicating ops that nobody reads.
+
+    >>> op, group = "c10d::allreduce_", Group("0", 2)
+    >>> one = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
+    >>> Communication((one, one)).by_route()
+    {Route(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}
+    """
+
+    transfers: tuple[Transfer, ...]
+    unknown: Mapping[str, int] = field(default_factory=Counter)
+
+    def total(self) -> Volume:
+        """Return the sum over all transfers."""
+        return _sum(item.volume for item in self.transfers)
+
+    def by_route(self) -> dict[Route, Volume]:
+        """Return (collective, axis, size of the group, dtype) → volume."""
+        return self._by(lambda item: [_route(item)])
+
+    def by_collective(self) -> dict[str, Volume]:
+        """Return collective → volume."""
+        return self._by(lambda item: [item.collective])
+
+    def by_axis(self) -> dict[str, Volume]:
+        """Return axis of the mesh, or the name of a group that lies along none → volume."""
+        return self._by(lambda item: [_route(item).axis])
+
+    def by_phase(self) -> dict[str, Volume]:
+        """Return phase → volume."""
+        return self._by(lambda item: [item.phase])
+
+    def by_module(self) -> dict[str, Volume]:
+        """Return module name → volume, of what the module that was called last communicated, and its parents."""
+        return self._by(lambda item: _with_parents(item.scope))
+
+    def _by(self, keys_of: Callable[[Transfer], Iterable[Key]]) -> dict[Key, Volume]:
+        sums: dict[Key, Volume] = {}
+        for item in self.transfers:
+            for key in keys_of(item):
+                sums[key] = sums.get(key, Volume()).plus(item.volume)
+        return sums
+
+
+def _sum(volumes: Iterable[Volume]) -> Volume:
+    total = Volume()
+    for volume in volumes:
+        total = total.plus(volume)
+    return total
+
+
+def _route(item: Transfer) -> Route:
+    group = item.group
+    if group is None:
+        return Route(item.collective, "", None, item.dtype)
+    return Route(item.collective, group.axis or group.name, group.size, item.dtype)
+
+
+def _with_parents(scope: tuple[str, ...]) -> Iterator[str]:
+    parts = scope[-1].split(".") if scope and scope[-1] else []
+    return (".".join(parts[:length]) for length in range(len(parts) + 1))

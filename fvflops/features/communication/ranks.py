@@ -1,0 +1,126 @@
+"""The ranks: the traces of a distributed run, one of each process, and what they come to side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.features.communication.compute import read_communication
+from fvflops.features.communication.model import Communication
+from fvflops.formulas import FormulaTable
+from fvflops.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ByRank:
+    """One figure of each rank.
+
+    >>> flops = ByRank({0: 10, 1: 14})
+    >>> flops.total, flops.least, flops.most
+    (24, 10, 14)
+    """
+
+    by_rank: Mapping[int, int]
+
+    @property
+    def total(self) -> int:
+        """The sum over all ranks."""
+        return sum(self.by_rank.values())
+
+    @property
+    def least(self) -> int:
+        """The least of any rank."""
+        return min(self.by_rank.values())
+
+    @property
+    def most(self) -> int:
+        """The most of any rank: all others wait for it."""
+        return max(self.by_rank.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The aggregated traces of several ranks, by global rank.
+
+    >>> import torch, fvflops
+    >>> stops = fvflops.load_table("default").stops_at
+    >>> trace = fvflops.record_call(torch.nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=stops)
+    >>> ranks = Ranks({0: trace, 1: trace})
+    >>> ranks.flops(), ranks.merged().calls == {key: 2 * calls for key, calls in trace.calls.items()}
+    (ByRank(by_rank={0: 6, 1: 6}), True)
+    """
+
+    traces: Mapping[int, Trace]
+
+    def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
+        """Return the flops of each rank in a module, 0 where a rank lacks it; a name that no rank has raises KeyError.
+
+        A table that stops at an op which the traces look into raises TraceError.
+        """
+        holders = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
+        if not holders:
+            next(iter(self.traces.values())).modules.canonical(module_name)
+        return ByRank(
+            {
+                rank: _analyse(trace, table).total(module_name) if rank in holders else 0
+                for rank, trace in self.traces.items()
+            }
+        )
+
+    def macs(self, *, table: str | FormulaTable = "default") -> ByRank:
+        """Return the multiply-adds of each rank."""
+        return ByRank({rank: _analyse(trace, table).macs() for rank, trace in self.traces.items()})
+
+    def communication(self) -> Mapping[int, Communication]:
+        """Return what each rank communicated."""
+        return {rank: read_communication(trace) for rank, trace in self.traces.items()}
+
+    def payload(self) -> ByRank:
+        """Return the bytes that each rank's collectives carried."""
+        return ByRank({rank: item.total().payload for rank, item in self.communication().items()})
+
+    def merged(self) -> Trace:
+        """Return the trace of all ranks together; different models, such as stages of a pipeline, raise TraceError."""
+        return Trace.merge(self.traces.values())
+
+
+def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks | None:
+    """Return the traces of all ranks of a process group, by global rank, over that group; all its ranks must call this.
+
+    What travels is the aggregated form, as JSON. With `dst`, a global rank, only that rank gets the result and the
+    others None. `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering
+    itself is no part of any trace.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "gather() wants the process group of a distributed run: call torch.distributed.init_process_group first"
+        )
+    text = trace.aggregate().to_json()
+    members = dist.get_process_group_ranks(group)
+    if dst is not None and dst not in members:
+        raise ValueError(f"gather(dst={dst}): the group's ranks are {members}; dst is one of them")
+    texts: list[Any] = [None] * len(members)
+    if dst is None:
+        dist.all_gather_object(texts, text, group=group)
+    else:
+        wanted = dist.get_rank() == dst
+        dist.gather_object(text, texts if wanted else None, dst=dst, group=group)
+        if not wanted:
+            return None
+    return _read(members, texts)
+
+
+def _read(members: Sequence[int], texts: Sequence[str]) -> Ranks:
+    return Ranks({rank: Trace.from_json(text) for rank, text in zip(members, texts, strict=True)})
+
+
+def _analyse(trace: Trace, table: str | FormulaTable) -> FlopCountAnalysis:
+    return (
+        FlopCountAnalysis.from_trace(trace, table=table)
+        .unsupported_ops_warnings(False)
+        .uncalled_modules_warnings(False)
+    )

@@ -1,0 +1,1 @@
+"""Compare conventions: one model counted in several, and why they differ."""

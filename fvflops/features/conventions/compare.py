@@ -1,0 +1,70 @@
+"""The comparison: one model counted in several conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.run import Model
+from fvflops.features.conventions.compute import explain
+from fvflops.features.conventions.model import Comparison, Tally
+from fvflops.formulas import FormulaTable, load_table, shipped_tables
+from fvflops.trace import Counts, Status
+
+
+def compare(
+    model: Model,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    tables: Sequence[str | FormulaTable] = (),
+    execution: str = "auto",
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Return what several conventions count for a model's forward run, and why any two of them differ.
+
+    `tables` are conventions by name, path or as a FormulaTable; without any, all that are shipped. The other arguments
+    are those of FlopCountAnalysis. The same convention twice raises ValueError.
+
+    >>> from torch import nn
+    >>> comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "torch"])
+    >>> {name: tally.total for name, tally in comparison.tallies.items()}
+    {'default': 24, 'torch': 48}
+    >>> comparison.between("default", "torch")
+    (Difference(kind='unit', value=24, first='', second='', calls=0),)
+    """
+    chosen = [table if isinstance(table, FormulaTable) else load_table(table) for table in tables or shipped_tables()]
+    names = [table.name for table in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"compare: {', '.join(twice)} stands twice among the tables")
+    counts: dict[str, Counts] = {}
+    subject = ""
+    for table in chosen:
+        analysis = FlopCountAnalysis(
+            model, inputs, kwargs=kwargs, table=table, execution=execution, device=device, assume=assume
+        )
+        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        counts[table.name] = analysis.counts()
+        subject = analysis.trace().about["inputs"]
+    units = {table.name: table.multiply_add for table in chosen}
+    return Comparison(
+        subject,
+        {table.name: _tally(table, counts[table.name]) for table in chosen},
+        {
+            (first, second): explain(counts[first], counts[second], units=(units[first], units[second]))
+            for first in counts
+            for second in counts
+            if first != second
+        },
+    )
+
+
+def _tally(table: FormulaTable, counts: Counts) -> Tally:
+    macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
+    unknown = tuple(counts.ledger()[Status.UNKNOWN])
+    return Tally(table.name, table.description, table.multiply_add, macs, flops, unknown)

@@ -1,0 +1,1 @@
+"""DeepSpeed's flops profiler: its calls, arguments and results."""

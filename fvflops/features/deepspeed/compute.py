@@ -1,0 +1,108 @@
+"""The profile of a model, read from a Trace that was recorded under the clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.counting.timing import Times, read_times
+from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas.functions.classes import name_class
+from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
+
+# What is counted in the phases that a peer, whose table it is, does not count: DeepSpeed takes the backward pass for
+# twice the forward pass, and has no formula for any op of it.
+_OTHER_PHASES = {"deepspeed": "exact"}
+
+
+def read_profile(
+    trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
+) -> ModelProfile:
+    """Return the profile that a Trace holds which was recorded with measure={"time"}; another raises TraceError.
+
+    `table` is the convention of the forward pass. The other phases are counted by it too, but under "deepspeed", which
+    has no formulas for them, by "exact". `ignored` are classes: what a module of just such a class does itself is told
+    of the module that called it. A Trace in which no module was called raises TraceError.
+
+    >>> import torch
+    >>> from fvflops import record
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with record(model, measure={"time"}) as run:
+    ...     y = model(torch.ones(4, 3))
+    >>> read_profile(run.trace(), table="default").phases["forward"].macs
+    24
+    """
+    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    times = read_times(trace)
+    durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
+    if not durations:
+        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to tell of")
+    unseen = _name_ignored(trace.modules, ignored)
+    macs: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
+    for entry in _count(trace, chosen):
+        owner = next((name for name in reversed(entry.scope) if name not in unseen), None)
+        if entry.phase == "forward" and owner is not None:
+            macs[owner] += entry.macs
+            flops[owner] += entry.value
+    profile = ModelProfile(
+        _drop_outsiders(trace.modules),
+        macs,
+        flops,
+        {name: duration for name, duration in durations.items() if name not in unseen},
+        batches=_read_batches(trace),
+        about={"table": chosen.name},
+    )
+    forward = replace(profile.by_place()[""], parameters=0)
+    other = load_table(_OTHER_PHASES[chosen.name]) if chosen.name in _OTHER_PHASES else chosen
+    others = _read_phases(trace, times, other)
+    about = {**profile.about, "backward_table": other.name} if others else profile.about
+    return replace(profile, phases={"forward": forward, **others}, about=about)
+
+
+def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
+    names = {name_class(item) for item in ignored}
+    return frozenset(place.name for place in modules.modules() if place.classes and place.classes[0] in names)
+
+
+def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
+    analysis = FlopCountAnalysis.from_trace(trace, table=table).unsupported_ops_warnings(False)
+    return analysis.uncalled_modules_warnings(False).counts().entries
+
+
+def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Figures]:
+    """Return what was done in each phase but the forward pass, where anything was."""
+    present = {phase for *_, phase in trace.calls}
+    phases = {
+        phase: Figures(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
+        for phase in PHASES
+        if phase != "forward" and phase in present
+    }
+    if phases:
+        for entry in _count(trace, table):
+            if entry.phase in phases:
+                phases[entry.phase] += Figures(macs=entry.macs, flops=entry.value)
+    return phases
+
+
+def _read_batches(trace: Trace) -> tuple[int, ...]:
+    """Return the first size of the first tensor that went into each call of the model, if there is one in each."""
+    sizes = []
+    for event in trace.events or ():
+        if event.kind == "exit" and event.phase == "forward":
+            signature = trace.region_signatures[event.item]
+            if trace.regions[signature.region] == ("module", ""):
+                shapes = [item.shape for item in tensors_in(signature.inputs) if isinstance(item, TensorSpec)]
+                sizes.append(next((shape[0] for shape in shapes if shape), None))
+    known = [size for size in sizes if isinstance(size, int)]
+    return tuple(known) if len(known) == len(sizes) else ()
+
+
+def _drop_outsiders(modules: ModuleTree) -> ModuleTree:
+    outsiders = modules.outsiders()
+    places = {name: place for name, place in modules.places.items() if name not in outsiders}
+    children = tuple(child for child in modules.root.children if child[1] not in outsiders)
+    return ModuleTree({**places, "": replace(modules.root, children=children)})

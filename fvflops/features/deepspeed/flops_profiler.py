@@ -1,0 +1,321 @@
+"""The face that programs written for DeepSpeed's flops profiler know: its calls, arguments and results.
+
+Forward numbers are DeepSpeed's by default (`table="deepspeed"`): a multiply-add is two flops, and what it leaves out is
+left out. The backward pass, which it takes for twice the forward pass, is counted where it was recorded, and told as
+not recorded elsewhere. Nothing is written onto the model, and no function is replaced for good.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops import paths
+from fvflops.analysis.recording import record
+from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.features.deepspeed.compute import read_profile
+from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.features.deepspeed.report import render, render_top
+from fvflops.features.profiling.profile import ProfileAnalysis
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.trace import Trace
+from fvflops.units import (
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+
+__all__ = [
+    "FlopsProfiler",
+    "duration_to_string",
+    "flops_to_string",
+    "get_model_profile",
+    "macs_to_string",
+    "number_to_string",
+    "params_to_string",
+]
+
+_MODES = ("forward", "generate")
+OutputFile = str | os.PathLike[str] | None
+
+
+class FlopsProfiler:
+    """A profiler of what a program does with a model between `start_profile` and `stop_profile`.
+
+    The program runs as it does without; results can be asked for from `start_profile` on until `end_profile`, and hold
+    what was done since the last start. `table` is the convention of the forward numbers, a name, path or FormulaTable.
+    Used in a with statement, it starts, and ends though an exception passes through. What runs under autograd is
+    counted by its core ops; so the bias of a linear layer, once for all rows, is in DeepSpeed's convention too.
+
+    >>> model = nn.Linear(3, 2)
+    >>> profiler = FlopsProfiler(model)
+    >>> profiler.start_profile()
+    >>> with torch.inference_mode():
+    ...     y = model(torch.ones(4, 3))
+    >>> profiler.stop_profile()
+    >>> profiler.get_total_flops(), profiler.get_total_macs(as_string=True), profiler.get_total_params()
+    (48, '24 MACs', 8)
+    >>> profiler.end_profile()
+    """
+
+    def __init__(self, model: nn.Module, *, table: str | FormulaTable = "deepspeed") -> None:
+        _check_model(model)
+        self._model = model
+        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+        self._ignored: tuple[type, ...] = ()
+        self._run: record | None = None
+        self._goes_on = False
+        self._known: tuple[Trace | None, ModelProfile | None] = (None, None)
+
+    def __enter__(self) -> FlopsProfiler:
+        try:
+            self.start_profile()
+        except BaseException:
+            self.stop_profile()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end_profile()
+
+    def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
+        """Begin anew: what was profiled before is forgotten.
+
+        The own work of a module whose very class is in `ignore_list` is told of the module that called it.
+        """
+        self.end_profile()
+        self._ignored = _check_ignored(ignore_list)
+        self._begin()
+
+    def stop_profile(self) -> None:
+        """Take nothing down from here on; the results stay."""
+        if self._goes_on and self._run is not None:
+            with deferred():
+                self._goes_on = False
+                self._run.__exit__(None, None, None)
+
+    def reset_profile(self) -> None:
+        """Forget what was done so far; a profile that goes on goes on from nothing."""
+        goes_on = self._goes_on
+        self.stop_profile()
+        self._run = None
+        self._known = None, None
+        if goes_on:
+            self._begin()
+
+    def end_profile(self) -> None:
+        """Stop, and forget the results."""
+        self.stop_profile()
+        self.reset_profile()
+
+    def get_total_flops(self, as_string: bool = False) -> int | str:
+        """Return the flops of the forward pass, in the table's convention."""
+        flops = self._forward().flops
+        return number_to_string(flops) if as_string else flops
+
+    def get_total_macs(self, as_string: bool = False) -> int | str:
+        """Return the multiply-adds of the forward pass."""
+        macs = self._forward().macs
+        return macs_to_string(macs) if as_string else macs
+
+    def get_total_duration(self, as_string: bool = False) -> float | str:
+        """Return what the model's forward calls took, in seconds."""
+        seconds = self._forward().duration_ns / 1e9
+        return duration_to_string(seconds) if as_string else seconds
+
+    def get_total_params(self, as_string: bool = False) -> int | str:
+        """Return the number of elements of the model's parameters, a tied one once."""
+        elements = self._profile().by_place()[""].parameters
+        return params_to_string(elements) if as_string else elements
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,
+        output_file: OutputFile = None,
+    ) -> None:
+        """Write the profile to a file, or to standard output: a header, the top modules, and all modules if `detailed`.
+
+        `profile_step` is the number that the header tells. `module_depth` is the last depth at which top modules are
+        told, the model being at 0, and -1 for all; `top_modules` how many. Folders of `output_file` are made.
+        """
+        text = render(
+            self._profile(),
+            profile_step=profile_step,
+            module_depth=module_depth,
+            top_modules=_check_top(top_modules),
+            detailed=detailed,
+        )
+        _write(text, output_file)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Write the top modules at each depth to standard output; arguments are those of `print_model_profile`."""
+        _write(render_top(self._profile(), module_depth=module_depth, top_modules=_check_top(top_modules)), None)
+
+    def _begin(self) -> None:
+        run = record(self._model, table=self._table, measure={"time"})
+        run.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        with deferred():
+            run.__enter__()
+            self._run, self._goes_on = run, True
+
+    def _profile(self) -> ModelProfile:
+        if self._run is None:
+            raise RuntimeError("nothing is profiled: call start_profile() before the run, and ask before end_profile()")
+        trace = self._run.trace()
+        known, profile = self._known
+        if profile is None or known is not trace:
+            profile = read_profile(trace, table=self._table, ignored=self._ignored)
+            self._known = trace, profile
+        return profile
+
+    def _forward(self) -> Figures:
+        return self._profile().phases["forward"]
+
+
+def get_model_profile(
+    model: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    print_profile: bool = True,
+    detailed: bool = True,
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,
+    output_file: OutputFile = None,
+    ignore_modules: Collection[type] | None = None,
+    mode: str = "forward",
+    *,
+    table: str | FormulaTable = "deepspeed",
+) -> tuple[str, str, str] | tuple[int, int, int]:
+    """Return (flops, macs, params) of one run of a model in evaluation mode, and write its profile.
+
+    The model runs on `args` and `kwargs`, or on one tensor of `input_shape` with the dtype and device of its first
+    parameter, after `warm_up` runs that are not told. Under mode="generate" it is `model.generate` that is called. With
+    `as_string` the three are text. `table` is the convention. The other arguments are those of
+    `FlopsProfiler.print_model_profile` and its `start_profile`. The modules' training flags are put back. An output
+    file that cannot be written raises OSError before the model runs, bad arguments ValueError or TypeError.
+
+    >>> get_model_profile(nn.Linear(3, 2), (4, 3), print_profile=False)
+    ('48 ', '24 MACs', '8')
+    >>> get_model_profile(nn.Linear(3, 2), (4, 3), print_profile=False, as_string=False, table="exact")
+    (56, 24, 8)
+    """
+    _check_model(model)
+    if mode not in _MODES:
+        raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    if isinstance(warm_up, bool) or not isinstance(warm_up, int) or warm_up < 0:
+        raise ValueError(f"warm_up is a whole number from 0 on, not {warm_up!r}")
+    _check_top(top_modules)
+    if print_profile and output_file:
+        paths.check_writable(os.fspath(output_file))
+    args = _make_args(model, input_shape, args, kwargs)
+    ignored = _check_ignored(ignore_modules)
+    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    with deferred(), _evaluating(model), allowed():
+        run = _generate if mode == "generate" else _forward
+        trace = run(model, args, dict(kwargs or {}), warm_up, chosen)
+    profile = read_profile(trace, table=chosen, ignored=ignored)
+    if print_profile:
+        options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
+        _write(render(profile, **options, detailed=detailed), output_file)
+    whole = profile.by_place()[""]
+    if as_string:
+        return number_to_string(whole.flops), macs_to_string(whole.macs), params_to_string(whole.parameters)
+    return whole.flops, whole.macs, whole.parameters
+
+
+def _forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], warm_up: int, table: FormulaTable
+) -> Trace:
+    return ProfileAnalysis(model, args, kwargs=kwargs, warmup=warm_up, repeat=1, measure={"time"}, table=table).trace()
+
+
+def _generate(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], warm_up: int, table: FormulaTable
+) -> Trace:
+    generate = getattr(model, "generate", None)
+    if not callable(generate):
+        raise TypeError(
+            f"mode='generate' calls model.generate, which {type(model).__name__} has not: say mode='forward'"
+        )
+    with torch.no_grad():
+        for _ in range(warm_up):
+            generate(*args, **kwargs)
+        with record(model, table=table, measure={"time"}) as run:
+            generate(*args, **kwargs)
+    return run.trace()
+
+
+def _make_args(
+    model: nn.Module, input_shape: Sequence[int] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[Any, ...]:
+    if input_shape is None:
+        if not args and not kwargs:
+            raise ValueError("the model has nothing to run on: give input_shape, args or kwargs")
+        return tuple(args)
+    if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
+        raise ValueError(f"input_shape is a tuple of sizes such as (1, 3, 224, 224), not {_replay(input_shape)}")
+    first = next(model.parameters(), None)
+    if first is None:
+        return (torch.ones(*input_shape),)
+    return (torch.ones(*input_shape, dtype=first.dtype, device=first.device),)
+
+
+def _replay(value: object) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode as long as this context lasts."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
+    wrong = [item for item in classes or () if not isinstance(item, type)]
+    if wrong:
+        raise TypeError(f"modules to ignore are told by their class, such as torch.nn.Dropout, not by {wrong[0]!r}")
+    return tuple(classes or ())
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a torch.nn.Module, not {type(model).__name__}")
+
+
+def _check_top(top_modules: int) -> int:
+    if isinstance(top_modules, bool) or not isinstance(top_modules, int) or top_modules < 1:
+        raise ValueError(f"top_modules is a whole number from 1 on, not {top_modules!r}")
+    return top_modules
+
+
+def _write(text: str, output_file: OutputFile) -> None:
+    """Write a text to a file, or to standard output: the face that is kept here prints, as no other part does."""
+    if not output_file:
+        sys.stdout.write(f"{text}\n")
+        return
+    path = os.fspath(output_file)
+    paths.check_writable(path)
+    paths.write_text(path, f"{text}\n")

@@ -1,0 +1,165 @@
+"""The profile: a header for the whole run, the heaviest classes at each depth, and the model with figures inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.reports import names
+from fvflops.reports.fvcore.tree import draw
+from fvflops.trace import ModuleInfo
+from fvflops.units import (
+    duration_to_string,
+    flops_to_string,
+    format_thousands,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+    share_to_string,
+)
+
+_WIDTH = 78
+# Phase → what its lines begin with.
+_PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step"}
+# Column → how a class is ranked in it, and how that is written.
+_RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
+    "params": (lambda figures: figures.parameters, params_to_string),
+    "MACs": (lambda figures: figures.macs, macs_to_string),
+    "flops": (lambda figures: figures.flops, number_to_string),
+    "fwd latency": (lambda figures: figures.duration_ns, lambda ns: duration_to_string(ns / 1e9)),
+}
+
+
+def render(
+    profile: ModelProfile, *, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True
+) -> str:
+    """Return the profile as text: the header, the top modules, and with `detailed` the model with each one's figures.
+
+    `profile_step` is the number of the step, which the header tells; the others are those of `render_top`.
+    """
+    parts = [
+        _title("fvflops profile"),
+        _write_header(profile, profile_step),
+        _title("Top modules"),
+        render_top(profile, module_depth=module_depth, top_modules=top_modules),
+    ]
+    if detailed:
+        parts += [_title("Modules"), _write_modules(profile)]
+    return "\n".join([*parts, "-" * _WIDTH])
+
+
+def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: int = 1) -> str:
+    """Return at each depth the `top_modules` classes with the most parameters, MACs, flops and time.
+
+    `module_depth` is the last depth shown, the model itself being at 0; -1 shows all.
+
+    >>> from fvflops.trace import ModuleTree
+    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
+    >>> print(render_top(ModelProfile(tree, macs={"": 6}, flops={"": 12}, durations={"": 5000})))
+    The heaviest class of modules at each depth, all its modules there together:
+    depth 0:
+        params      - Net: 0
+        MACs        - Net: 6 MACs
+        flops       - Net: 12
+        fwd latency - Net: 5 us
+    """
+    which = "The heaviest class" if top_modules == 1 else f"The {format_thousands(top_modules)} heaviest classes"
+    lines = [f"{which} of modules at each depth, all {'its' if top_modules == 1 else 'their'} modules there together:"]
+    for depth, classes in enumerate(profile.by_class()):
+        if depth > module_depth >= 0:
+            break
+        lines.append(f"depth {depth}:")
+        for column, (measure, write) in _RANKINGS.items():
+            ranked = sorted(classes.items(), key=lambda item: measure(item[1]), reverse=True)[:top_modules]
+            cells = [f"{names.show_short(name)}: {write(measure(figures)).strip()}" for name, figures in ranked]
+            lines.append(f"    {column:<11} - {', '.join(cells)}")
+    return "\n".join(lines)
+
+
+def _write_header(profile: ModelProfile, step: int) -> str:
+    table, other = profile.about.get("table", "?"), profile.about.get("backward_table")
+    by_phase = "" if other in (None, table) else f", other phases by the table {names.show(other)}"
+    whose = f"table {names.show(table)}{by_phase}"
+    rows = _list_model(profile)
+    for phase, short in _PHASES.items():
+        if phase in profile.phases:
+            rows += _list_phase(short, profile.phases[phase])
+    rows += _list_iteration(profile)
+    return "\n".join(
+        [
+            f"{names.show_short(profile.modules.root.class_name)} at step {step}, counted by the {whose}.",
+            "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step, iter is all of these.",
+            "A MAC is a multiply-add, flops are floating-point operations, FLOPS are flops per second.",
+            "",
+            *(f"{label + ':':<50}{value}" for label, value in rows),
+        ]
+    )
+
+
+def _list_model(profile: ModelProfile) -> list[tuple[str, str]]:
+    sizes = set(profile.batches)
+    batch = ", ".join(map(format_thousands, sorted(sizes))) or "not known"
+    calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
+    return [
+        ("batch size", batch + (calls if len(sizes) == 1 else "")),
+        ("params", params_to_string(profile.by_place()[""].parameters)),
+    ]
+
+
+def _list_phase(short: str, figures: Figures) -> list[tuple[str, str]]:
+    return [
+        (f"{short} MACs", macs_to_string(figures.macs)),
+        (f"{short} flops", number_to_string(figures.flops)),
+        (f"{short} latency", duration_to_string(figures.duration_ns / 1e9)),
+        (f"{short} FLOPS = {short} flops / {short} latency", flops_to_string(figures.flops_per_second)),
+    ]
+
+
+def _list_iteration(profile: ModelProfile) -> list[tuple[str, str]]:
+    phases = {short: profile.phases[phase] for phase, short in _PHASES.items() if phase in profile.phases}
+    rows = []
+    if "bwd" not in phases:
+        rows.append(("bwd", "not recorded"))
+    elif "fwd" in phases:
+        both = sum((phases[short] for short in ("fwd", "recompute", "bwd") if short in phases), Figures())
+        rows.append(("fwd+bwd FLOPS", flops_to_string(both.flops_per_second)))
+    if "step" not in phases:
+        rows.append(("step", "not recorded"))
+    whole = sum(phases.values(), Figures())
+    rows.append(("iter latency", duration_to_string(whole.duration_ns / 1e9)))
+    rows.append(("FLOPS = all flops / iter latency", flops_to_string(whole.flops_per_second)))
+    if profile.batches and whole.duration_ns:
+        rows.append(("samples/second", number_to_string(sum(profile.batches) * 1e9 / whole.duration_ns).strip()))
+    return rows
+
+
+def _write_modules(profile: ModelProfile) -> str:
+    figures = profile.by_place()
+    whole = figures[""]
+
+    def describe(place: ModuleInfo) -> list[str]:
+        items = [*_list_columns(figures[place.name], whole), *place.extra_repr.split("\n")]
+        return [", ".join(item for item in items if item)]
+
+    return "\n".join(
+        [
+            "At each module: params and their share of the model's, MACs and share, fwd latency and share, fwd FLOPS.",
+            "What a module does itself, in functions, is in its figures and in none of the modules inside it.",
+            "",
+            *draw(profile.modules, describe),
+        ]
+    )
+
+
+def _list_columns(figures: Figures, whole: Figures) -> list[str]:
+    seconds = figures.duration_ns / 1e9
+    return [
+        f"{params_to_string(figures.parameters)} = {share_to_string(figures.parameters, whole.parameters)} Params",
+        f"{macs_to_string(figures.macs)} = {share_to_string(figures.macs, whole.macs)} MACs",
+        f"{duration_to_string(seconds)} = {share_to_string(figures.duration_ns, whole.duration_ns)} latency",
+        flops_to_string(figures.flops_per_second),
+    ]
+
+
+def _title(text: str) -> str:
+    return f" {text} ".center(_WIDTH, "-")

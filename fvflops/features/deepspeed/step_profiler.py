@@ -1,0 +1,95 @@
+"""The profiler of one training step among many, as a configuration says."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from types import TracebackType
+
+from torch import nn
+
+from fvflops import paths
+from fvflops.features.deepspeed.configuration import ProfilerConfiguration, read_configuration
+from fvflops.features.deepspeed.flops_profiler import FlopsProfiler
+from fvflops.formulas import FormulaTable
+from fvflops.trace import TraceError
+from fvflops.units import format_quantity
+
+
+class StepProfiler:
+    """A context manager that profiles one step of a training loop and writes its profile when that step ends.
+
+    `configuration` is a ProfilerConfiguration or the path of a YAML or JSON file. `step()` is called at the end of each
+    step. Where the loop ends before the configured step has begun, RuntimeError is raised at the end of the with
+    block; an output file that cannot be written raises OSError before it begins. Unless enabled, nothing is done.
+
+    >>> model = nn.Linear(3, 2)
+    >>> with StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=7)) as profiler:
+    ...     profiler.step()
+    Traceback (most recent call last):
+    RuntimeError: there is no profile: step 7, counted from 0, was to be profiled, and the loop ended after 1 step
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        configuration: ProfilerConfiguration | str | os.PathLike[str],
+        *,
+        table: str | FormulaTable = "deepspeed",
+    ) -> None:
+        if not isinstance(configuration, ProfilerConfiguration):
+            configuration = read_configuration(configuration)
+        if configuration.enabled and configuration.output_file:
+            paths.check_writable(configuration.output_file)
+        self._configuration = configuration
+        self._profiler = FlopsProfiler(model, table=table)
+        self._step = 0
+        self._goes_on = False
+        self._written = False
+
+    def __enter__(self) -> StepProfiler:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._profiler.end_profile()
+            return
+        with suppress(TraceError):  # the step to be profiled has begun, and nothing was done in it
+            self._write()
+        if self._configuration.enabled and not self._written:
+            raise RuntimeError(
+                f"there is no profile: step {self._configuration.profile_step}, counted from 0, was to be profiled,"
+                f" and the loop ended after {format_quantity(self._step, 'step')}"
+            )
+
+    def step(self) -> None:
+        """Say that a step has come to its end."""
+        self._write()
+        self._step += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._configuration.enabled and self._step == self._configuration.profile_step:
+            self._profiler.start_profile()
+            self._goes_on = True
+
+    def _write(self) -> None:
+        if not self._goes_on:
+            return
+        self._goes_on = False
+        wanted = self._configuration
+        self._profiler.stop_profile()
+        try:
+            self._profiler.print_model_profile(
+                profile_step=wanted.profile_step,
+                module_depth=wanted.module_depth,
+                top_modules=wanted.top_modules,
+                detailed=wanted.detailed,
+                output_file=wanted.output_file,
+            )
+            self._written = True
+        finally:
+            self._profiler.end_profile()

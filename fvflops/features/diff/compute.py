@@ -1,0 +1,165 @@
+"""The subtraction: what one run of a model comes to, less what another does, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fvflops.features.diff.model import Figures, ModelDifference, ModuleChange, OperatorChange, Side
+from fvflops.features.diff.module_matching import find_counterparts
+from fvflops.trace import Counts, ModuleTree, Status
+
+_NOTHING = Figures()
+_Labels = Mapping[str, Figures]
+
+# From the most to the least that is known of an op.
+_ORDER = tuple(status.value for status in (Status.COUNTED, Status.FREE, Status.OMITTED, Status.UNKNOWN))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as it is compared: its name, inputs and notes, and its counts of flops and of activations."""
+
+    name: str
+    inputs: str
+    flops: Counts
+    activations: Counts
+    notes: tuple[str, ...] = ()
+
+
+def subtract(first: Run, second: Run, *, table: str = "", multiply_add: int = 1) -> ModelDifference:
+    """Return what changed from a first run to a second; both are counted by one table.
+
+    Work belongs to the module that was called last when it ran. Modules are matched as
+    `fvflops.features.diff.module_matching` says.
+    """
+    before, after = _gather(first), _gather(second)
+    trees = first.flops.modules, second.flops.modules
+    pairs = find_counterparts(
+        *trees, *({name: _freeze(labels) for name, labels in side.items()} for side in (before, after))
+    )
+    statuses = _statuses(first, second)
+    held = _parameters(trees[0]), _parameters(trees[1])
+    origin = {yours: mine for mine, yours in pairs.items()}
+    modules = [
+        _change(trees, (origin.get(place.name), place.name), (before, after), held, statuses, origin)
+        for place in trees[1].modules()
+    ]
+    modules += [
+        _change(trees, (place.name, None), (before, after), held, statuses, origin)
+        for place in trees[0].modules()
+        if place.name not in pairs
+    ]
+    return ModelDifference(
+        _side(first),
+        _side(second),
+        table,
+        multiply_add,
+        tuple(modules),
+        _compare(_add_up(before.values()), _add_up(after.values()), statuses, every=True),
+    )
+
+
+def _gather(run: Run) -> dict[str, dict[str, Figures]]:
+    """Return module → label → figures of the work that is its own."""
+    sums: dict[str, dict[str, Figures]] = {}
+
+    def add(scope: tuple[str, ...], label: str, figures: Figures) -> None:
+        labels = sums.setdefault(scope[-1] if scope else "", {})
+        labels[label] = labels.get(label, _NOTHING).plus(figures)
+
+    for entry in run.flops.entries:
+        if entry.value or entry.status is not Status.FREE:
+            add(entry.scope, entry.label, Figures(entry.value, entry.macs, calls=entry.calls))
+    for entry in run.activations.entries:
+        if entry.value:
+            add(entry.scope, entry.label, Figures(activations=entry.value))
+    return sums
+
+
+def _freeze(labels: _Labels) -> frozenset[tuple[str, Figures]]:
+    return frozenset(labels.items())
+
+
+def _parameters(tree: ModuleTree) -> dict[str, int]:
+    """Return module → the elements of the parameters that it holds itself."""
+    sums: dict[str, int] = {}
+    for parameter in tree.parameters():
+        owner = parameter.name.rpartition(".")[0]
+        owner = owner if owner in tree.places else ""
+        sums[owner] = sums.get(owner, 0) + parameter.spec.numel
+    return sums
+
+
+def _change(
+    trees: tuple[ModuleTree, ModuleTree],
+    names: tuple[str | None, str | None],
+    work: tuple[Mapping[str, _Labels], Mapping[str, _Labels]],
+    held: tuple[Mapping[str, int], Mapping[str, int]],
+    statuses: Mapping[str, str],
+    origin: Mapping[str, str],
+) -> ModuleChange:
+    labels: list[_Labels] = []
+    figures: list[Figures] = []
+    classes: list[str] = []
+    for tree, name, done, parameters in zip(trees, names, work, held, strict=True):
+        mine = {} if name is None else done.get(name, {})
+        labels.append(mine)
+        figures.append(_sum(mine.values())._replace(parameters=0 if name is None else parameters.get(name, 0)))
+        classes.append("" if name is None else tree.places[name].class_name)
+    return ModuleChange(
+        *names,
+        classes[0],
+        classes[1],
+        figures[0],
+        figures[1],
+        _compare(labels[0], labels[1], statuses, every=False),
+        follows=_follows(names, origin),
+    )
+
+
+def _follows(names: tuple[str | None, str | None], origin: Mapping[str, str]) -> bool:
+    before, after = names
+    if not before or not after or before == after:
+        return False
+    mine, key = before.rpartition(".")[::2]
+    yours, other = after.rpartition(".")[::2]
+    return key == other and origin.get(yours) == mine and mine != yours
+
+
+def _compare(
+    before: _Labels, after: _Labels, statuses: Mapping[str, str], *, every: bool
+) -> tuple[OperatorChange, ...]:
+    changes = (
+        OperatorChange(label, statuses.get(label, ""), before.get(label, _NOTHING), after.get(label, _NOTHING))
+        for label in dict.fromkeys((*before, *after))
+    )
+    return tuple(change for change in changes if every or change.before != change.after)
+
+
+def _add_up(modules: Iterable[_Labels]) -> dict[str, Figures]:
+    sums: dict[str, Figures] = {}
+    for labels in modules:
+        for label, figures in labels.items():
+            sums[label] = sums.get(label, _NOTHING).plus(figures)
+    return sums
+
+
+def _sum(parts: Iterable[Figures]) -> Figures:
+    whole = _NOTHING
+    for part in parts:
+        whole = whole.plus(part)
+    return whole
+
+
+def _statuses(*runs: Run) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for run in runs:
+        for entry in run.flops.entries:
+            known = found.get(entry.label, _ORDER[0])
+            found[entry.label] = max(known, entry.status.value, key=_ORDER.index)
+    return found
+
+
+def _side(run: Run) -> Side:
+    return Side(run.name, run.inputs, dict(run.flops.ledger()[Status.UNKNOWN]), run.notes)

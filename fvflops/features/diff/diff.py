@@ -1,0 +1,127 @@
+"""The diff: what a change of a model changed in its cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+
+from fvflops.analysis.exported_program import is_program, load_program, record_program
+from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
+from fvflops.analysis.trace_file import load_trace
+from fvflops.features.diff import report
+from fvflops.features.diff.compute import Run, subtract
+from fvflops.features.diff.model import ModelDifference
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.trace import Trace
+
+_NOTES = {
+    "supposed": "supposed, for want of a number: {}",
+    "bounds": "an upper bound, as this was taken to keep all it is given: {}",
+}
+
+
+class PrintedDifference(ModelDifference):
+    """A ModelDifference whose `str()` is the report, and that a notebook shows as Markdown."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return report.render(self)
+
+    def to_markdown(self) -> str:
+        """Return the report in GitHub's Markdown."""
+        return report.render_markdown(self)
+
+    def to_json(self) -> str:
+        """Return all of it as JSON text, exact."""
+        return report.render_json(self)
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+def diff(
+    a: Any,
+    b: Any,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+    names: tuple[str, str] | None = None,
+    **options: Any,
+) -> PrintedDifference:
+    """Return what is different in `b`: flops, multiply-adds, activations and parameters by module and by operator.
+
+    Each of `a` and `b` is a Trace, an analysis (of which only the Trace is taken), a module or GraphModule that runs on
+    `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
+    file. `names` are what the report calls them. `options` are those of FlopCountAnalysis. Renamed modules are matched;
+    `fvflops.features.diff.module_matching` has the rule. A file that cannot be read raises TraceError or ValueError.
+
+    >>> import torch
+    >>> def net(width):
+    ...     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+    >>> difference = diff(net(8), net(16), torch.ones(3, 4))
+    >>> difference.total()
+    Change(before=144, after=288)
+    >>> [(module.name, module.change("flops").difference) for module in difference.by_module()]
+    [('0', 96), ('2', 48)]
+    >>> bool(diff(net(8), net(8), torch.ones(3, 4)))
+    False
+    """
+    formulas = table if isinstance(table, FormulaTable) else load_table(table)
+    settings = {"inputs": inputs, "kwargs": kwargs, "table": formulas, **options}
+    traces = [_read_trace(source, **settings) for source in (a, b)]
+    return subtract_traces(traces[0], traces[1], table=formulas, names=names or (_name(a, "before"), _name(b, "after")))
+
+
+def subtract_traces(
+    first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
+) -> PrintedDifference:
+    """Return what is different in the second of two Traces, counted by a table."""
+    runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
+    found = subtract(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
+    return PrintedDifference(**{part.name: getattr(found, part.name) for part in fields(found) if part.init})
+
+
+def _read_trace(
+    source: Any, *, inputs: Any, kwargs: Mapping[str, Any] | None, table: FormulaTable, **options: Any
+) -> Trace:
+    if isinstance(source, Trace):
+        return source
+    if isinstance(source, ModelAnalysis):
+        return source.trace()
+    if isinstance(source, (str, os.PathLike)):
+        if not os.fspath(source).endswith(".pt2"):
+            return load_trace(source)
+        source = load_program(source)
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], nn.Module):
+        source, inputs = source
+        kwargs = None
+    if is_program(source):
+        return record_program(source, inputs, kwargs=kwargs, table=table, **options)
+    if not callable(source):
+        raise TypeError(
+            f"diff takes a Trace, an analysis, a model, (model, inputs), an exported program or a path, "
+            f"not {type(source).__name__}"
+        )
+    return FlopCountAnalysis(source, inputs, kwargs=kwargs, table=table, **options).trace()
+
+
+def _name(source: Any, otherwise: str) -> str:
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else otherwise
+
+
+def _count(trace: Trace, table: FormulaTable, name: str) -> Run:
+    analyses = []
+    for kind in (FlopCountAnalysis, ActivationCountAnalysis):
+        analysis = kind.from_trace(trace, table=table)
+        analyses.append(analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False))
+    notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
+    if not trace.complete:
+        notes += ("the run raised, and this is what it did until then",)
+    return Run(name, trace.about.get("inputs", ""), analyses[0].counts(), analyses[1].counts(), notes)

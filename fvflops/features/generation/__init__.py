@@ -1,0 +1,1 @@
+"""Cost of generating text: prefill and decode."""

@@ -1,0 +1,154 @@
+"""The generation of a language model: its run over the prompt, and then one token after the other from a cache."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
+from fvflops.analysis.recording import record
+from fvflops.features.scaling.lookups import CheckedLookups
+from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, ScalingError, Sizes
+from fvflops.features.scaling.polynomial import Polynomial
+from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
+from fvflops.formulas import FormulaTable, load_table
+
+METRICS = ("flops", "macs", "activations")
+
+# Tokens up to which the polynomials are fitted at least, though fewer are generated.
+_LEAST = 16
+
+
+def generation_cost(
+    model: nn.Module,
+    *,
+    prompt: int,
+    new: int,
+    batch: int = 1,
+    metric: str = "flops",
+    table: str | FormulaTable = "default",
+    execution: str = "shapes",
+    progress: Progress | None = None,
+) -> GenerationCost:
+    """Return what it costs to generate `new` tokens after a prompt of `prompt` tokens, for `batch` texts at once.
+
+    `model` is a causal language model of transformers, or one that is called as those are: with `input_ids` and
+    `past_key_values`, the cache, which its result holds. It may be on the meta device. As in transformers' `generate`
+    the prefill gives the logits of the last position alone, where the model can leave the others out, and the last
+    token is not fed again, so that `new` tokens take a prefill and `new` - 1 tokens at the cache lengths `prompt`,
+    `prompt` + 1 ... What `generate` does beside calling the model, such as to choose a token, is not counted.
+    `execution` is "shapes", or "real" for a model that needs numbers. Another model, and a length that the model does
+    not take, raise ScalingError.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
+    for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
+        if type(size) is not int or size < 1:
+            raise ScalingError(f"{name}={size!r}: a generation has at least 1")
+    loaded = table if isinstance(table, FormulaTable) else load_table(table)
+    decoder = _Decoder(model, batch, metric, loaded, execution, progress)
+    longest = max(prompt + new - 1, _LEAST)
+    prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
+    decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
+    first = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
+    end = prompt + new - 1
+    known = decode.holds_on[0]
+    start = end if decode.polynomial is None or known.step > 1 else min(max(known.first, prompt), end)
+    rest = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
+    if decode.polynomial is not None and start < end:
+        rest += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
+    return GenerationCost(
+        metric=metric,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        prefill=prefill,
+        decode=decode,
+        whole=_add_up(prefill, decode),
+        total=first + rest,
+        counted_up_to=start,
+    )
+
+
+def _add_up(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
+    """Return the whole generation as a polynomial in prompt and new."""
+    if prefill.polynomial is None or decode.polynomial is None or not (prefill.everywhere and decode.everywhere):
+        return None
+    start, tokens = (Polynomial.of((name,), {(1,): 1}) for name in ("prompt", "new"))
+    return prefill.polynomial + decode.polynomial.sum_over("cache", start, tokens - 1)
+
+
+class _Decoder:
+    """Runs a model over a prompt and then over single tokens, and counts each run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: int,
+        metric: str,
+        table: FormulaTable,
+        execution: str,
+        progress: Progress | None,
+    ) -> None:
+        names = inspect.signature(model.forward).parameters
+        encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if encodes or not {"input_ids", "past_key_values"} <= names.keys():
+            raise ScalingError(
+                f"{type(model).__name__} takes no input_ids with past_key_values, so that it cannot generate from a "
+                "cache: a causal language model of transformers does, such as transformers:GPT2LMHeadModel"
+            )
+        # As generate asks for it: the head of a language model works on one position of the prompt.
+        self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        self._takes_positions = "position_ids" in names
+        self._model = model
+        self._batch = batch
+        self._metric = metric
+        self._table = table
+        self._execution = execution
+        self._progress = progress
+        self._runs = 0
+        homes = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+        # Ids that have no numbers could not be looked at, and a model looks at its positions.
+        self._home = next(iter(homes), torch.device("cpu"))
+
+    def prefill(self, sizes: Sizes) -> Sample:
+        """Return what a prompt costs."""
+        return self.run(sizes[0], 0)[0]
+
+    def decode(self, sizes: Sizes) -> Sample:
+        """Return what one token costs with so many in the cache."""
+        return self.run(sizes[0], 1)[1]
+
+    def run(self, prompt: int, tokens: int) -> list[Sample]:
+        """Return what a prompt costs, and then each of some tokens."""
+        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._home)
+        recording = record(self._model, table=self._table, execution=self._execution)
+        recording.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        with torch.no_grad(), CheckedLookups(), recording:
+            result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._only_last)
+            recording.step()
+            for length in range(prompt, prompt + tokens):
+                cached = {"past_key_values": _cache_of(result), **self._positions(length, 1)}
+                result = self._model(input_ids=ids[:, :1], use_cache=True, **cached)
+                recording.step()
+        self._runs += 1
+        if self._progress is not None:
+            self._progress(self._runs)
+        kind = ActivationCountAnalysis if self._metric == "activations" else FlopCountAnalysis
+        return [read_sample(kind.from_trace(trace, table=self._table), self._metric) for trace in recording.steps]
+
+    def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
+        """Return the positions of each text's tokens, which generate hands over one by one, and not for all alike."""
+        if not self._takes_positions:
+            return {}
+        return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._home)}
+
+
+def _cache_of(result: Any) -> Any:
+    cache = getattr(result, "past_key_values", None)
+    if cache is None:
+        raise ScalingError(f"{type(result).__name__}, which the model returned, holds no cache (past_key_values)")
+    return cache

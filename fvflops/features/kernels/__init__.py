@@ -1,0 +1,1 @@
+"""torch.profiler's events with modules, FLOPs and FLOP/s."""

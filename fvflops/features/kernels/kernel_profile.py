@@ -1,0 +1,572 @@
+"""The kernel profile: torch.profiler's events of a run, with the modules, FLOPs and FLOP/s that fvflops knows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+from fvflops import paths
+from fvflops.analysis.inputs import bind_inputs, check_repeatable
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
+from fvflops.capture.instrument.module_clock import unchanged
+from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
+from fvflops.capture.model.model_index import Reading
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.capture.restore.restore import leaves_of
+from fvflops.capture.restore.torch_state import model_runs
+from fvflops.capture.run import Loss, Model, record_call
+from fvflops.capture.session import Session
+from fvflops.counting import TablePricer
+from fvflops.features.kernels import chrome_trace as kernel_trace
+from fvflops.features.kernels import report as kernels
+from fvflops.features.kernels.matching import KernelMatch, lay_over, match_kernels
+from fvflops.features.kernels.sums import sum_kernels
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.trace import Trace, TraceError
+from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
+from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
+
+_LOGGER = logging.getLogger("fvflops")
+# In the file these have numbers of their own; what a device ran has the number of the op that launched it.
+_OWN_NUMBERS = ("cpu_op", "user_annotation")
+_LISTED = 6
+# An event of its own name may be in it, in which another is, up to so many.
+_NESTED = 8
+
+
+class KernelAverages(list[KernelRow]):
+    """The rows of a profile's events, and their table."""
+
+    def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
+        super().__init__(rows)
+        self._header = header
+
+    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
+        """Return the rows as text, the largest first where `sort_by` says in what, of which `row_limit` are shown.
+
+        `sort_by` is one of torch.profiler's columns, "flops", "self_flops" or "flops_per_second"; another raises
+        ValueError. `header` stands above the table in the place of what the profile says of itself.
+        """
+        text = self._header if header is None else header
+        return kernels.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
+
+
+class KernelProfile:
+    """A context manager that profiles what a program does inside it with torch.profiler, and adds what fvflops knows.
+
+    The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
+    with this profile. Calls of `model`'s modules are marked for as long as it lasts; nothing else is between the
+    program and torch, so that the times are torch.profiler's. An event of the backward pass belongs to the module whose
+    forward made it.
+
+    FLOPs, by `table`, come from a recording of the same work. With a schedule whose first active step has another
+    before it, that step is recorded (the first step, where code is compiled, since compiled code is recorded eagerly);
+    else `count` records a function that does what one step does. `chrome_trace` is a file to which the last cycle is
+    exported at the end; that it cannot be written is told before. As with torch.profiler, results are those of the last
+    cycle; a run that raises keeps the steps that came to their end.
+
+    >>> model = nn.Linear(3, 2)
+    >>> with KernelProfile(model, schedule=schedule(warmup=1, active=2, repeat=1)) as profile:
+    ...     for _ in range(3):
+    ...         model(torch.ones(4, 3)).sum().backward()
+    ...         profile.step()
+    >>> profile.total(), {row.key: (row.count, row.flops) for row in profile.key_averages()}["aten::addmm"]
+    (48, (2, 48))
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        *,
+        activities: Iterable[Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        schedule: Schedule | None = None,
+        on_trace_ready: Callable[[KernelProfile], Any] | None = None,
+        table: str | FormulaTable = "default",
+        chrome_trace: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not (model is None or callable(model)):
+            raise TypeError(f"the model is a torch.nn.Module, a function or None, not {type(model).__name__}")
+        self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
+        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+        self._pricer = TablePricer(self._table, "flops")
+        self._model = model if model is not None else _no_model
+        self._reading = Reading(self._model)
+        self._schedule = schedule
+        self._on_trace_ready = on_trace_ready
+        self._counted: Trace | None = None
+        self._session: Session | None = None
+        self._may_count = schedule is not None
+        self._run: KernelRun | None = None
+        self._match: KernelMatch | None = None
+        self._saved: tuple[KernelRun | None, tempfile.TemporaryDirectory[str] | None] = (None, None)
+        self._complete = True
+        self._failure: BaseException | None = None
+        self._stage = "new"  # in the with block "open", and then "closed"
+        self._step = 0
+        self._stack = ExitStack()
+        self._profiler = torch.profiler.profile(
+            activities=_check_activities(activities),
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            # Without it torch.profiler keeps the stacks to itself, and its own rows cannot be told apart by them.
+            experimental_config=_ExperimentalConfig(verbose=True) if with_stack else None,
+            schedule=None if schedule is None else self._decide,
+            on_trace_ready=self._end_cycle,
+        )
+
+    def __enter__(self) -> KernelProfile:
+        if self._stage != "new":
+            raise RuntimeError("a profile is entered once: make another")
+        if torch.autograd._profiler_enabled():
+            # torch would let the first lose all it has, and say nothing.
+            raise RuntimeError("torch.profiler runs already, and there is one at a time: let that one end first")
+        try:
+            with deferred() as signals:
+                self._stage = "open"
+                with ExitStack() as stack:
+                    stack.enter_context(module_ranges(self._reading))
+                    self._profiler.__enter__()
+                    stack.push(self._profiler)
+                    self._stack = stack.pop_all()
+                self._begin_count()
+                signals.deliver()
+        except BaseException:
+            self._leave(complete=False)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(complete=error is None)
+        if error is None:
+            self._raise_failure()
+        if self._chrome_trace is not None and self._run is not None:
+            self.export_chrome_trace(self._chrome_trace)
+
+    def _leave(self, *, complete: bool) -> None:
+        with deferred():
+            self._stage = "closed"
+            self._complete = complete
+            try:
+                self._end_count(complete=complete and self._step > 0)
+            finally:
+                self._stack.close()
+
+    @property
+    def profiler(self) -> torch.profiler.profile:
+        """The profiler of torch's that this one uses."""
+        return self._profiler
+
+    @property
+    def step_num(self) -> int:
+        """The number of the step that goes on, from 0 on."""
+        return self._step
+
+    def step(self) -> None:
+        """Say that a step has come to its end; called outside of the with block it raises RuntimeError."""
+        if self._stage != "open":
+            raise RuntimeError("step() says that a step inside of the with block is done: call it there")
+        with deferred():
+            self._end_count()
+            self._step += 1
+            self._profiler.step()
+        self._raise_failure()
+        with deferred():
+            self._begin_count()
+
+    def count(self, run: Callable[[], Any]) -> KernelProfile:
+        """Take the FLOPs from a call of a function that does what one step does, which is recorded; return this."""
+        if self._stage == "open":
+            raise RuntimeError("count() runs work that is not to be timed: call it before or after the with block")
+        session = self._make_session()
+        session.start()
+        try:
+            run()
+        except BaseException:
+            session.stop(complete=False)
+            raise
+        session.stop()
+        return self.count_with(session.trace())
+
+    def count_with(self, trace: Trace) -> KernelProfile:
+        """Take the FLOPs from a Trace of what one step does, such as `record(...).trace()`; return this."""
+        self._counted = trace
+        self._may_count = False
+        self._match = None
+        return self
+
+    def match(self) -> KernelMatch:
+        """Return torch.profiler's events, each with its module, phase and FLOPs; where there are none TraceError."""
+        if self._run is None:
+            raise TraceError(self._nothing())
+        if self._match is None:
+            self._match = match_kernels(self._run, self._counted, self._pricer)
+        return self._match
+
+    def key_averages(
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, *, group_by_module: bool = False
+    ) -> KernelAverages:
+        """Return a row for all events of one name, as torch.profiler does; `group_by_module` tells modules apart.
+
+        Shapes are known with record_shapes=True, stacks with with_stack=True.
+        """
+        match = self.match()
+        rows = sum_kernels(
+            match, by_module=group_by_module, by_shape=group_by_input_shape, stack_frames=group_by_stack_n
+        )
+        return KernelAverages(rows, "\n".join(self.about()))
+
+    def total(self) -> int:
+        """Return the FLOPs of one step; where nothing was counted it raises TraceError."""
+        total = self.match().total
+        if total is None:
+            raise TraceError(
+                "no FLOPs were counted: give a schedule with a step before the active ones, or use count()"
+            )
+        return total
+
+    def flops_per_second(self) -> float:
+        """Return the FLOPs a second of all whole steps together, by the clock around them; of none TraceError."""
+        steps, nanoseconds = self._clock()
+        if not steps:
+            raise TraceError("no step came to its end: there is no time to divide its FLOPs by")
+        return self.total() * steps * 1e9 / nanoseconds
+
+    def ledger(self) -> KernelLedger:
+        """Return which ops of the count have no event, and which events no op."""
+        return self.match().ledger
+
+    def trace(self) -> Trace:
+        """Return the Trace of a step with torch.profiler's times, and with profile_memory=True what its ops hold.
+
+        Of several steps they are the median. It can be asked and exported as that of any recording; where nothing was
+        counted TraceError is raised.
+        """
+        self.total()
+        return lay_over(self.match())
+
+    def analysis(self) -> FlopCountAnalysis:
+        """Return the analysis of `trace()`."""
+        return FlopCountAnalysis.from_trace(self.trace(), table=self._table)
+
+    def about(self) -> list[str]:
+        """Return what the profile says of itself, in lines: what was run, what it comes to, and what is not known."""
+        match = self.match()
+        steps, nanoseconds = self._clock()
+        if not steps:
+            return ["torch.profiler's times of a step that was broken off"]
+        each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
+        lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
+        if match.total is None:
+            lines.append("no FLOPs: give a schedule with a step before the active ones, or use count()")
+            return lines
+        rate = flops_to_string(self.flops_per_second())
+        lines[0] += f"; {format_size(match.total)} FLOPs a step by the table {self._table.name}, {rate}"
+        ledger = match.ledger
+        if ledger.compiled:
+            lines.append(
+                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are told of the module "
+                "around them: fused kernels have none of their own"
+            )
+        elif ledger.told_elsewhere:
+            lines.append(f"without an event, and so told of their modules: {_list(ledger.told_elsewhere)}")
+        unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
+        if unknown:
+            lines.append(f"events without FLOPs, since no op of the count is theirs: {_list(unknown)}")
+        return lines
+
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
+
+        A path that cannot be written raises OSError before anything is done. `use_python_export` is there for
+        torch.profiler's handlers, which pass it: its other way to write the file is not used.
+        """
+        name = _check_path(path)
+        match = self.match()
+        texts = _EventArgs(match)
+        about = {"about": self.about()}
+        with paths.open_text(self._save()) as lines:
+            paths.write_text(name, kernel_trace.annotate(lines, texts.of, about))
+
+    def _save(self) -> str:
+        """Return the path of torch.profiler's own chrome trace, which it writes but once, and which goes with this."""
+        run, folder = self._saved
+        if run is not self._run or folder is None:
+            folder = tempfile.TemporaryDirectory()
+            self._profiler.export_chrome_trace(os.path.join(folder.name, "trace.json"))
+            self._saved = self._run, folder
+        return os.path.join(folder.name, "trace.json")
+
+    def _is_free(self, name: str) -> bool:
+        row = self._table.row(name)
+        return row is not None and row.kind == "free"
+
+    def _clock(self) -> tuple[int, int]:
+        """Return how many whole steps there are, and what they took."""
+        match = self.match()
+        whole = set(match.whole_steps())
+        events = match.run.events
+        steps = [place for place, event in enumerate(events) if event.kind == "step"]
+        if steps or not whole:
+            spans = [events[place].duration_ns for place in steps if match.steps[place] in whole]
+            return len(spans), max(sum(spans), 1)
+        inside = [event for event in events if event.kind != "device"]
+        begin, end = min(event.start_ns for event in inside), max(event.end_ns for event in inside)
+        return 1, max(end - begin, 1)
+
+    def _decide(self, step: int) -> ProfilerAction:
+        assert self._schedule is not None
+        return ProfilerAction[action_at(self._schedule, step).upper()]
+
+    def _is_active(self, step: int) -> bool:
+        return self._schedule is None or action_at(self._schedule, step) in ACTIVE
+
+    def _begin_count(self) -> None:
+        """Record the step that begins, if it is the one for that."""
+        if not self._may_count or self._is_active(self._step):
+            return
+        if self._is_active(self._step + 1) or self._is_compiled():
+            self._may_count = False
+            self._session = self._make_session()
+            self._session.start()
+
+    def _end_count(self, *, complete: bool = True) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.stop(complete=complete)
+            if complete:
+                self._counted = session.trace()
+
+    def _make_session(self) -> Session:
+        model = self._model if isinstance(self._model, nn.Module) else self._reading.owner
+        return Session(model, stops_at=self._pricer.stops_at)
+
+    def _is_compiled(self) -> bool:
+        wrapped = isinstance(self._model, nn.Module) and any(
+            type(module).__name__ == "OptimizedModule" for module in self._model.modules()
+        )
+        return wrapped or any(module._compiled_call_impl is not None for module in self._reading.names)
+
+    def _end_cycle(self, profiler: torch.profiler.profile) -> None:
+        # An error must not pass through torch.profiler, which would then stop a second time what has been stopped, and
+        # with it the process: it is raised when that is done.
+        try:
+            self._take_cycle(profiler)
+        except BaseException as error:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _take_cycle(self, profiler: torch.profiler.profile) -> None:
+        run = read_run(profiler, self._reading, complete=self._complete)
+        steps = sum(event.kind == "step" for event in run.events)
+        if run.events and (self._run is None or self._complete or steps > 1):
+            self._run, self._match = run, None
+        if self._on_trace_ready is not None and self._complete:
+            self._on_trace_ready(self)
+
+    def _nothing(self) -> str:
+        if self._stage == "new":
+            return "nothing was profiled: the with block was not entered"
+        if self._stage == "open":
+            return "nothing was profiled yet: the first cycle goes on"
+        if self._schedule is None:
+            return "nothing was profiled: nothing ran in the with block"
+        return f"nothing was profiled: of {format_quantity(self._step, 'step')} the schedule made none active"
+
+
+def profile_kernels(
+    model: Model,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    warmup: int = 1,
+    repeat: int = 3,
+    table: str | FormulaTable = "default",
+    execution: str = "auto",
+    activities: Iterable[Any] | None = None,
+    record_shapes: bool = False,
+    profile_memory: bool = False,
+    with_stack: bool = False,
+    chrome_trace: str | os.PathLike[str] | None = None,
+) -> KernelProfile:
+    """Return the profile of a model's runs, by torch.profiler, with FLOPs from a recording of one.
+
+    The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or where `loss`,
+    a function of the result that returns a scalar, is given, through the backward pass. The recording is made by
+    shapes, where that can be done, or as `execution` says. The model, its buffers and gradients, and the inputs are
+    left as they were. The other arguments are those of `KernelProfile`.
+
+    >>> profile = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
+    >>> profile.total(), profile.ledger().no_event
+    (48, ())
+    """
+    for name, number, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"{name} is a whole number from {least} on, not {number!r}")
+    profile = KernelProfile(
+        model,
+        activities=activities,
+        record_shapes=record_shapes,
+        profile_memory=profile_memory,
+        with_stack=with_stack,
+        schedule=schedule(warmup=warmup, active=repeat, repeat=1),
+        table=table,
+        chrome_trace=chrome_trace,
+    )
+    args, keywords = bind_inputs(model, inputs, kwargs)
+    check_repeatable(args, keywords)
+    reading = profile._reading
+    gradients = _Gradients()
+    with deferred(), _unchanged(reading, (args, keywords), gradients):
+        stops_at = profile._pricer.stops_at
+        with allowed():
+            counted = record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
+        profile.count_with(counted)
+        with profile, torch.set_grad_enabled(loss is not None), model_runs():
+            for number in range(warmup + repeat):
+                result = model(*args, **keywords)
+                if loss is not None:
+                    scalar = loss(result)
+                    if not number:
+                        gradients.hold(leaves_of(scalar))
+                    scalar.backward()
+                    del scalar
+                del result
+                profile.step()
+                gradients.forget()
+    return profile
+
+
+class _Gradients:
+    """The gradients that tensors had, which then have none, so that each run makes them anew."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep the gradients of tensors, and take them away."""
+        for tensor in tensors:
+            if tensor.is_leaf and id(tensor) not in self._held:
+                self._held[id(tensor)] = tensor, tensor.grad
+                tensor.grad = None
+
+    def forget(self) -> None:
+        """Take away what a run made."""
+        for tensor, _ in self._held.values():
+            tensor.grad = None
+
+    def restore(self) -> None:
+        """Put back what there was."""
+        for tensor, gradient in self._held.values():
+            tensor.grad = gradient
+
+
+@contextmanager
+def _unchanged(reading: Reading, inputs: Any, gradients: _Gradients) -> Iterator[None]:
+    """Leave a model, its buffers and gradients, and its inputs, as they were; inside there are no gradients first."""
+    with unchanged(reading, inputs):
+        gradients.hold((*reading.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
+        try:
+            yield
+        finally:
+            gradients.restore()
+
+
+class _EventArgs:
+    """What is to be told of each event in the chrome trace."""
+
+    def __init__(self, match: KernelMatch) -> None:
+        self._match = match
+        events = match.run.events
+        self._places = {event.place: place for place, event in enumerate(events) if event.kind != "device"}
+
+    def of(self, category: str, name: str, number: int) -> dict[str, Any]:
+        """Return the args of an event, by its category, name and number."""
+        place = self._places.get(number)
+        if place is None:
+            place = self._find_outer(name, number)
+        if place is None:
+            return {}
+        match = self._match
+        event = match.run.events[place]
+        args: dict[str, Any] = {"module": match.modules[place], "phase": match.phases[place]}
+        if category not in _OWN_NUMBERS:
+            return {**args, "launched by": event.name}
+        flops = match.flops[place]
+        if flops is not None:
+            args["FLOPs"] = flops
+            time = event.device_ns or event.duration_ns
+            if time:
+                args["FLOP/s"] = round(flops * 1_000_000_000 / time)
+        return args | _list_memory(event)
+
+    def _find_outer(self, name: str, number: int) -> int | None:
+        """Return the event that torch.profiler made of an event and the only one in it, where both have one name."""
+        for lower in range(number - 1, number - _NESTED, -1):
+            place = self._places.get(lower)
+            if place is not None:
+                return place if self._match.run.events[place].name == name else None
+        return None
+
+
+def _list_memory(event: KernelEvent) -> dict[str, int]:
+    if event.before is None or event.after is None or event.peak is None:
+        return {}
+    return {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
+
+
+def _check_path(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    if name.endswith(".gz"):
+        raise ValueError(f"{name} is written as plain JSON: leave out the .gz")
+    paths.check_writable(name)
+    return name
+
+
+def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
+    """Return the activities that there are here; that there is no CUDA, where it was asked for, is said."""
+    if activities is None:
+        return None
+    asked = list(activities)
+    if torch.cuda.is_available():
+        return asked
+    there = [item for item in asked if not _is_cuda(item)]
+    if len(there) < len(asked):
+        _LOGGER.warning("there is no CUDA on this machine: the profile holds the CPU's figures")
+    return there or [ProfilerActivity.CPU]
+
+
+def _is_cuda(activity: Any) -> bool:
+    return activity == ProfilerActivity.CUDA or (isinstance(activity, dict) and [*activity] == [ProfilerActivity.CUDA])
+
+
+def _list(calls: Iterable[tuple[str, int]]) -> str:
+    listed = [f"{name} ×{count}" for name, count in calls]
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return ", ".join(listed[:_LISTED]) + more
+
+
+def _no_model() -> None:
+    """Stand for a program that has no model."""

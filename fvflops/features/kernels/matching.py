@@ -1,0 +1,507 @@
+"""The matching of torch.profiler's events with the ops of a Trace: by module call and, within one, by order."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from fvflops.counting.count import Amount, Pricer, find_covered, price_regions
+from fvflops.trace import Event, Status, Trace, TraceError
+from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
+
+# Where the order of ops differs, so many pairs of an event and an op are weighed against each other; of more, each op
+# takes the next event of its name that is no further off than this.
+_PAIRS, _WINDOW = 6_000_000, 400
+_COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "memory_after", "memory_peak")}
+# What autograd calls in the place of an op unless somebody watches.
+_OTHERWISE = {"aten::_index_put_impl_": "aten::index_put_"}
+_ALL = tuple(column for columns in _COLUMNS.values() for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMatch:
+    """A run of torch.profiler's with the module, the phase and the FLOPs of each event.
+
+    `modules` and `phases` are those of each event, and `steps` the number of the step that it belongs to, -1 outside
+    of all. `self_flops` are those of an event itself, `flops` those of what ran in it too, None where nothing is known.
+    `places` maps an event's index to that of an event of the Trace: of an op, or of the end of a module's call.
+    `total` are the FLOPs of one step, None where there is no Trace.
+    """
+
+    run: KernelRun
+    modules: tuple[str, ...]
+    phases: tuple[str, ...]
+    steps: tuple[int, ...]
+    self_flops: tuple[int | None, ...]
+    flops: tuple[int | None, ...]
+    places: Mapping[int, int]
+    ledger: KernelLedger
+    trace: Trace | None = None
+    total: int | None = None
+
+    def whole_steps(self) -> list[int]:
+        """Return the numbers of the steps that came to their end; of a run that raised, the last one did not."""
+        numbers = sorted({step for step in self.steps if step >= 0})
+        return numbers if self.run.complete else numbers[:-1]
+
+
+def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> KernelMatch:
+    """Return a run with the modules, phases and FLOPs of its events.
+
+    The Trace holds what one step does; each step of the run is laid beside it. In a call of a module, the outermost
+    event with the name of the next op that is expected takes that op's FLOPs, and all in it belongs to it. FLOPs of ops
+    that have no event, as in fused kernels, are told of the call of the module that they belong to.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> from fvflops.formulas import load_table
+    >>> from fvflops.counting import TablePricer
+    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
+    >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
+    >>> match_kernels(run, trace, pricer).flops
+    (24, 24)
+    """
+    children = _children(run)
+    steps = _number_steps(run)
+    calls = None if trace is None else _build_calls(trace, pricer)
+    walk = _Walk(run, children, calls)
+    for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
+        walk.match_step(_list_roots(run, children, steps, number))
+    modules, phases = _find_owners(run, walk.places, trace)
+    self_flops = tuple([walk.flops.get(place) for place in range(len(run.events))])
+    return KernelMatch(
+        run=run,
+        modules=modules,
+        phases=phases,
+        steps=steps,
+        self_flops=self_flops,
+        flops=_sum_up(run, self_flops),
+        places=walk.places,
+        ledger=walk.ledger(),
+        trace=trace,
+        total=None if calls is None else calls.total(),
+    )
+
+
+def lay_over(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
+    """Return the Trace with the times and the memory of the events that its ops and the calls of its modules have.
+
+    `measure` says which of the two; memory is what the CPU's allocator held, and known with profile_memory=True. Of
+    several steps it is the median of each. On a device an op takes what its kernels take. What has no event keeps what
+    the Trace says, and `about` tells how many ops that are. A match without a Trace that has events raises TraceError.
+    """
+    trace = match.trace
+    if trace is None or trace.events is None:
+        raise TraceError("there is no Trace in order to lay torch.profiler's figures over: record one step of the work")
+    begins: dict[int, int] = {}
+    for place, event in enumerate(match.run.events):
+        begins.setdefault(match.steps[place], event.start_ns)
+    whole = set(match.whole_steps())
+    rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
+    for place, index in match.places.items():
+        step = match.steps[place]
+        if step in whole:
+            rows[index].append(_measure(match.run.events[place], begins[step]))
+    chosen = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
+    events = [_fill(event, rows[index], chosen) if index in rows else event for index, event in enumerate(trace.events)]
+    known = {column for event in events for column in _ALL if getattr(event, column) is not None}
+    measured = [name for name, columns in _COLUMNS.items() if known.issuperset(columns)]
+    about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(whole))}
+    ops = [index for index, event in enumerate(trace.events) if event.kind == "op"]
+    missing = sum(index not in rows for index in ops)
+    if missing:
+        about["unmeasured"] = f"{missing} of {len(ops)} ops have no event of their own"
+    return replace(trace, events=tuple(events), about={**trace.about, **about})
+
+
+def _measure(event: KernelEvent, begin: int) -> tuple[int | None, ...]:
+    duration = event.device_ns or event.duration_ns
+    return event.start_ns - begin, duration, event.before, event.after, event.peak
+
+
+def _fill(event: Event, rows: Sequence[tuple[int | None, ...]], chosen: Sequence[str]) -> Event:
+    columns = zip(_ALL, zip(*rows, strict=True), strict=True)
+    known = {name: [value for value in column if value is not None] for name, column in columns if name in chosen}
+    return event._replace(**{name: round(median(values)) for name, values in known.items() if values})
+
+
+def _children(run: KernelRun) -> dict[int, list[int]]:
+    """Return the events in each event, those in none under -1; what a device runs is in none."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for place, event in enumerate(run.events):
+        if event.kind != "device":
+            children[event.parent].append(place)
+    return children
+
+
+def _number_steps(run: KernelRun) -> tuple[int, ...]:
+    """Return the number of each event's step: that which it is in, or on another thread that during which it began."""
+    spans = [event for event in run.events if event.kind == "step"]
+    if not spans:
+        return (0,) * len(run.events)
+    starts = [event.start_ns for event in spans]
+    numbers: list[int] = []
+    seen = 0
+    for event in run.events:
+        if event.kind == "step":
+            number, seen = seen, seen + 1
+        elif 0 <= event.parent < len(numbers):
+            number = numbers[event.parent]
+        else:
+            number = bisect_right(starts, event.start_ns) - 1
+            if number < 0 or event.start_ns >= spans[number].end_ns:
+                number = -1
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
+    """Return the events of a step that are in no other of it: its own, first, and those on other threads."""
+    inside = [place for place, event in enumerate(run.events) if event.kind == "step" and steps[place] == number]
+    return inside + [place for place in children[-1] if steps[place] == number and run.events[place].kind != "step"]
+
+
+@dataclass(slots=True)
+class _Call:
+    """An op, or a module with the calls that it makes; `index` is that of its event in the Trace, of a module its end.
+
+    `flops` are its own, None where nobody knows them.
+    """
+
+    kind: str
+    name: str
+    index: int | None = None
+    flops: int | None = 0
+    inner: list[_Call] = field(default_factory=list)
+
+    def total(self) -> int:
+        return (self.flops or 0) + sum(call.total() for call in self.inner)
+
+    def ops(self) -> Iterator[_Call]:
+        """Yield all ops in it, itself included."""
+        if self.kind == "op":
+            yield self
+        for call in self.inner:
+            yield from call.ops()
+
+
+def _build_calls(trace: Trace, pricer: Pricer) -> _Call:
+    """Return the calls of a Trace, one in another; those of all threads in one order, since they wait for each other.
+
+    What a region counts for that is no module is told of the module around it.
+    """
+    root = _Call("root", "")
+    priced = price_regions(trace, pricer)
+    covered = find_covered(trace, priced)
+    opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
+    for index, event in enumerate(trace.events or ()):
+        around = opened.setdefault((event.rank, event.thread), [])
+        outer = around[-1][1] if around else root
+        known = (event.stack, event.phase) not in covered
+        if event.kind == "op":
+            signature = trace.signatures[event.item]
+            flops = _sum(pricer.price_op(signature)) if known else 0
+            outer.inner.append(_Call("op", signature.packet, index, flops))
+        elif event.kind == "enter":
+            region = trace.regions[event.item]
+            if region.kind == "module":
+                call = _Call("module", region.name)
+                outer.inner.append(call)
+                outer = call
+            around.append((event.item, outer))
+        elif event.kind == "exit":
+            number = trace.region_signatures[event.item].region
+            ended = _leave(around, number)
+            if ended is not None and trace.regions[number].kind == "module":
+                ended.index = index
+            if event.item in priced and known and not event.raised:
+                told = outer if ended is None else ended
+                told.flops = (told.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+    return root
+
+
+def _leave(around: list[tuple[int, _Call]], region: int) -> _Call | None:
+    """Return the call that the end of a region ends, with all that was left open in it; None where it has no begin."""
+    if all(opened != region for opened, _ in around):
+        return None
+    while around[-1][0] != region:
+        around.pop()
+    return around.pop()[1]
+
+
+def _sum(amounts: Sequence[Amount]) -> int | None:
+    known = [int(amount.value) for amount in amounts if amount.status is not Status.UNKNOWN]
+    return sum(known) if known else None
+
+
+class _Walk:
+    """A walk over the steps of a run beside the calls of a Trace."""
+
+    def __init__(self, run: KernelRun, children: Mapping[int, list[int]], calls: _Call | None) -> None:
+        self._events = run.events
+        self._children = children
+        self._calls = calls
+        self.places: dict[int, int] = {}
+        self.flops: dict[int, int | None] = {}
+        self._no_event: Counter[str] = Counter()
+        self._told_elsewhere: Counter[str] = Counter()
+        self._compiled = 0
+        self._ops: set[int] = set()
+
+    def match_step(self, roots: Sequence[int]) -> None:
+        """Match the events of one step, of which `roots` are in no other."""
+        assert self._calls is not None
+        step = next((place for place in roots if self._events[place].kind == "step"), None)
+        self._match(self._calls, roots, step)
+
+    def ledger(self) -> KernelLedger:
+        """Return what has found each other, and what has not."""
+        lone: Counter[str] = Counter()
+        if self._calls is not None:
+            self._list_lone(self._children[-1], lone)
+        return KernelLedger(
+            matched=len(self._ops),
+            no_event=tuple(self._no_event.most_common()),
+            told_elsewhere=tuple(self._told_elsewhere.most_common()),
+            no_op=tuple(lone.most_common()),
+            compiled=self._compiled,
+        )
+
+    def _match(self, call: _Call, inside: Sequence[int], frame: int | None) -> None:
+        """Match what a call makes with the events in it; what finds none is told of the event that it has itself."""
+        listed: list[int] = []
+        ends: list[int] = []
+        self._list(inside, listed, ends)
+        names = [self._name(place) for place in listed]
+        wanted = list(_flatten(call.inner, {name for name in names if name[0] == "module"}))
+        found = dict(_align(names, ends, [(one.kind, one.name) for one in wanted]))
+        by_call = {token: listed[position] for position, token in found.items()}
+        rest = call.flops or 0
+        for token, one in enumerate(wanted):
+            place = by_call.get(token)
+            if place is None:
+                rest += one.total()
+                self._no_event.update([op.name for op in one.ops()])
+                self._told_elsewhere.update([op.name for op in one.ops() if op.flops != 0])
+                continue
+            if one.index is not None:
+                self.places[place] = one.index
+            if one.kind == "op":
+                self.flops[place] = one.flops
+                self._ops.add(place)
+            else:
+                self._match(one, self._children.get(place, ()), place)
+        if frame is not None:
+            self.flops[frame] = rest
+
+    def _list(self, places: Sequence[int], listed: list[int], ends: list[int]) -> None:
+        """List the events that ops and modules can be, each before those in it, and where those end."""
+        for place in places:
+            event = self._events[place]
+            if event.kind == "compiled":
+                self._compiled += self._count_ops(place)
+                continue
+            is_call = event.kind in ("op", "module")
+            if is_call:
+                position = len(listed)
+                listed.append(place)
+                ends.append(0)
+            if event.kind != "module":
+                self._list(self._children.get(place, ()), listed, ends)
+            if is_call:
+                ends[position] = len(listed)
+
+    def _count_ops(self, place: int) -> int:
+        inner = self._children.get(place, ())
+        return (self._events[place].kind == "op") + sum(map(self._count_ops, inner))
+
+    def _name(self, place: int) -> tuple[str, str]:
+        event = self._events[place]
+        return event.kind, event.module if event.kind == "module" else event.name
+
+    def _list_lone(self, places: Sequence[int], lone: Counter[str]) -> bool:
+        """Count the outermost op events that no op is, nor any event in them; return whether any op is in these."""
+        any_matched = False
+        for place in places:
+            event = self._events[place]
+            if place in self._ops:
+                any_matched = True
+            elif event.kind != "compiled":
+                inner: Counter[str] = Counter()
+                matched = self._list_lone(self._children.get(place, ()), inner)
+                if event.kind == "op" and not matched:
+                    lone[event.name] += 1
+                else:
+                    lone.update(inner)
+                any_matched |= matched
+        return any_matched
+
+
+def _flatten(calls: Sequence[_Call], marked: set[tuple[str, str]]) -> Iterator[_Call]:
+    """Yield calls, with those that a module makes in its place where no call of that module is marked."""
+    for call in calls:
+        if call.kind == "module" and ("module", call.name) not in marked:
+            if call.flops:
+                yield _Call("region", call.name, None, call.flops)
+            yield from _flatten(call.inner, marked)
+        else:
+            yield call
+
+
+_Names = Sequence[tuple[str, str]]
+
+
+def _align(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
+    """Return which of the names is which of those that are wanted, both in order, as pairs of positions.
+
+    What is inside of one that was taken, up to its end, is not taken beside it. An op and the same in place are one, as
+    autograd adds gradients in place unless somebody watches.
+    """
+    names, wanted = list(map(_plain, names)), list(map(_plain, wanted))
+    kept = set(wanted)
+    chosen = [position for position, name in enumerate(names) if name in kept]
+    few = [names[position] for position in chosen]
+    few_ends = [bisect_left(chosen, ends[position]) for position in chosen]
+    pairs = _take_next(few, few_ends, wanted)
+    if len(pairs) < len(wanted):
+        if len(few) * len(wanted) <= _PAIRS:
+            pairs = _take_most(few, few_ends, wanted)
+        else:
+            pairs = _take_near(few, few_ends, wanted)
+    return [(chosen[position], token) for position, token in pairs]
+
+
+def _plain(name: tuple[str, str]) -> tuple[str, str]:
+    kind, text = name
+    return (kind, _OTHERWISE.get(text, text).removesuffix("_")) if kind == "op" else name
+
+
+def _take_next(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    position = 0
+    while position < len(names) and len(pairs) < len(wanted):
+        if names[position] == wanted[len(pairs)]:
+            pairs.append((position, len(pairs)))
+            position = ends[position]
+        else:
+            position += 1
+    return pairs
+
+
+def _take_near(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    position = 0
+    for token, name in enumerate(wanted):
+        for place in range(position, min(position + _WINDOW, len(names))):
+            if names[place] == name:
+                pairs.append((place, token))
+                position = ends[place]
+                break
+    return pairs
+
+
+def _take_most(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
+    """Return the pairs of which there are most, as in a longest common subsequence; of equals those further out."""
+    count, most = len(wanted), [array("I", bytes(4 * (len(wanted) + 1))) for _ in range(len(names) + 1)]
+    numbers: dict[tuple[str, str], int] = {}
+    tokens = [numbers.setdefault(name, len(numbers)) for name in wanted]
+    for position in range(len(names) - 1, -1, -1):
+        number = numbers.get(names[position], -1)
+        row, below, after = most[position], most[position + 1], most[ends[position]]
+        best = 0
+        for token in range(count - 1, -1, -1):
+            if below[token] > best:
+                best = below[token]
+            if tokens[token] == number and after[token + 1] >= best:
+                best = after[token + 1] + 1
+            row[token] = best
+    pairs: list[tuple[int, int]] = []
+    position = token = 0
+    while position < len(names) and token < count:
+        here = most[position][token]
+        if names[position] == wanted[token] and most[ends[position]][token + 1] + 1 == here:
+            pairs.append((position, token))
+            position, token = ends[position], token + 1
+        elif most[position][token + 1] == here:
+            token += 1
+        else:
+            position += 1
+    return pairs
+
+
+def _find_owners(
+    run: KernelRun, places: Mapping[int, int], trace: Trace | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the module and the phase of each event.
+
+    An op that the Trace has belongs where the Trace says, and so does the node that it runs for. Else what runs in a
+    call of a module is the module's, and what autograd runs for a node that of the last op before the node's number
+    moved on; what adds to a gradient has no number, and goes with the node before it.
+    """
+    placed = _place_ops(run, places, trace)
+    nodes = _place_nodes(run, placed)
+    modules: list[str] = []
+    phases: list[str] = []
+    makers: dict[tuple[int, int], str] = {}
+    last: dict[int, str] = {}
+    for place, event in enumerate(run.events):
+        outer = event.parent
+        module, phase = (modules[outer], phases[outer]) if 0 <= outer < place else ("", "forward")
+        if event.kind == "module":
+            module, phase = event.module, "recompute" if phase in ("backward", "recompute") else phase
+        elif event.kind == "optimizer":
+            module, phase = "", "optimizer"
+        elif event.kind == "node" and (outer < 0 or run.events[outer].kind != "node"):
+            phase = "backward"
+            maker = makers.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
+            module = nodes.get(place, last.get(event.thread, "") if maker is None else maker)
+            last[event.thread] = module
+        if place in placed:
+            module, phase = placed[place]
+        if event.kind == "op" and event.sequence >= 0:
+            makers[event.thread, event.sequence] = module
+        modules.append(module)
+        phases.append(phase)
+    return tuple(modules), tuple(phases)
+
+
+def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
+    """Return the module and the phase of the events that are an op of the Trace."""
+    if trace is None or trace.events is None:
+        return {}
+    scopes = trace.scopes()
+    placed = {}
+    for place, index in places.items():
+        if run.events[place].kind == "op":
+            called = trace.events[index]
+            scope = scopes[called.stack]
+            placed[place] = scope[-1] if scope else "", called.phase
+    return placed
+
+
+def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Return the modules of the nodes that an op of the backward pass runs for."""
+    nodes: dict[int, str] = {}
+    for place, (module, phase) in placed.items():
+        outer = run.events[place].parent
+        while phase == "backward" and outer >= 0:
+            if run.events[outer].kind == "node":
+                nodes.setdefault(outer, module)
+            outer = run.events[outer].parent
+    return nodes
+
+
+def _sum_up(run: KernelRun, own: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return of each event what it and all in it come to, None where nothing of it is known."""
+    sums: list[Any] = list(own)
+    for place in range(len(run.events) - 1, -1, -1):
+        outer = run.events[place].parent
+        if outer >= 0 and sums[place] is not None and run.events[place].kind != "device":
+            sums[outer] = sums[place] + (sums[outer] or 0)
+    return tuple(sums)

@@ -1,0 +1,126 @@
+"""The kernel table: torch.profiler's table of events, with the modules, the FLOPs and the FLOPs a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+
+from fvflops.reports.names import show
+from fvflops.trace.kernel_events import KernelRow
+from fvflops.units import flops_to_string, format_percent, format_seconds, format_size
+
+# What rows can be sorted by. torch.profiler's names with "cuda" for the device stand for the same.
+SORTS = (
+    *(
+        field.name
+        for field in fields(KernelRow)
+        if field.name.rpartition("_")[2] in ("total", "usage") or field.name in ("count", "flops", "self_flops")
+    ),
+    "cpu_time",
+    "device_time",
+    "flops_per_second",
+)
+_LONGEST = 55
+
+Column = tuple[str, Callable[[KernelRow], str]]
+
+
+def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: int = 100, header: str = "") -> str:
+    """Return the rows as text, the largest first where `sort_by` says in what; an unknown one raises ValueError.
+
+    `row_limit` is how many are shown, -1 for all. Shares are of the time of all rows together. "--" is not known.
+
+    >>> print(render([KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, flops=2000)]))
+    Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  FLOPs     FLOP/s
+    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
+    aten::mm      100.0%    100 µs       100.0%     100 µs         50 µs           2     2K  20 MFLOPS
+    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
+    Self CPU time total: 100 µs
+    """
+    ranked = list(rows)
+    if sort_by is not None:
+        ranked.sort(key=_measure(sort_by), reverse=True)
+    shown = ranked if row_limit < 0 else ranked[:row_limit]
+    columns = _list_columns(rows)
+    cells = [[name for name, _ in columns], *([write(row) for _, write in columns] for row in shown)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    left = {"Name", "Module", "Source Location"}
+    lines = [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for cell, width, (name, _) in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    total = sum(row.self_cpu_time_total for row in rows)
+    device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
+    ends = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
+    return "\n".join([*([header] if header else []), lines[0], rule, *lines[1:], rule, *ends])
+
+
+def _measure(sort_by: str) -> Callable[[KernelRow], float]:
+    name = sort_by.replace("cuda", "device").replace("xpu", "device")
+    if name not in SORTS:
+        raise ValueError(f"sort_by is one of {', '.join(SORTS)}, not {sort_by!r}")
+    read = attrgetter(name)
+    return lambda row: -1 if read(row) is None else read(row)
+
+
+def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
+    cpu = round(sum(row.self_cpu_time_total for row in rows) * 1000)
+    device = round(sum(row.self_device_time_total for row in rows if not row.cpu_time_total) * 1000)
+    columns: list[Column] = [("Name", lambda row: _cut(row.key))]
+    if any(row.module is not None for row in rows):
+        columns.append(("Module", lambda row: _cut(row.module or "(model)")))
+    columns += [
+        ("Self CPU %", lambda row: format_percent(round(row.self_cpu_time_total * 1000), cpu)),
+        ("Self CPU", lambda row: _time(row.self_cpu_time_total)),
+        ("CPU total %", lambda row: format_percent(round(row.cpu_time_total * 1000), cpu)),
+        ("CPU total", lambda row: _time(row.cpu_time_total)),
+        ("CPU time avg", lambda row: _time(row.cpu_time)),
+    ]
+    if any(row.device_time_total for row in rows):
+        columns += [
+            ("Self device", lambda row: _time(row.self_device_time_total)),
+            ("Self device %", lambda row: format_percent(round(row.self_device_time_total * 1000), device)),
+            ("Device total", lambda row: _time(row.device_time_total)),
+            ("Device time avg", lambda row: _time(row.device_time)),
+        ]
+    if any(row.cpu_memory_usage or row.self_cpu_memory_usage for row in rows):
+        columns += [
+            ("CPU Mem", lambda row: _bytes(row.cpu_memory_usage)),
+            ("Self CPU Mem", lambda row: _bytes(row.self_cpu_memory_usage)),
+        ]
+    if any(row.device_memory_usage or row.self_device_memory_usage for row in rows):
+        columns += [
+            ("Device Mem", lambda row: _bytes(row.device_memory_usage)),
+            ("Self device Mem", lambda row: _bytes(row.self_device_memory_usage)),
+        ]
+    columns += [
+        ("# of Calls", lambda row: str(row.count)),
+        ("FLOPs", lambda row: "--" if row.flops is None else format_size(row.flops)),
+        ("FLOP/s", lambda row: "--" if row.flops_per_second is None else flops_to_string(row.flops_per_second)),
+    ]
+    if any(row.input_shapes for row in rows):
+        columns.append(("Input Shapes", lambda row: row.input_shapes[:80]))
+    if any(row.stack for row in rows):
+        columns.append(("Source Location", lambda row: " < ".join(map(_cut, row.stack))))
+    return columns
+
+
+def _cut(name: str) -> str:
+    name = show(name)
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "..."
+
+
+def _time(microseconds: float) -> str:
+    if not microseconds:
+        return "0"
+    # torch.profiler's own time of a Python function that begins in one event and ends in another is below nothing.
+    return ("-" if microseconds < 0 else "") + format_seconds(abs(microseconds) / 1e6)
+
+
+def _bytes(count: int) -> str:
+    return f"{format_size(count)}B"

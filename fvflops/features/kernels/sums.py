@@ -1,0 +1,73 @@
+"""The sums over torch.profiler's events: all that have one name, and where asked one module, shapes and stack."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fvflops.features.kernels.matching import KernelMatch
+from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
+
+# Calls of modules have one name in the rows; the column "module" tells them apart.
+MODULE_CALL = "nn.Module call"
+
+
+def sum_kernels(
+    match: KernelMatch, *, by_module: bool = False, by_shape: bool = False, stack_frames: int = 0
+) -> list[KernelRow]:
+    """Return a row for all events of one name, as torch.profiler's `key_averages` does, in the order of their firsts.
+
+    `by_module` tells the modules apart, `by_shape` the shapes of what went in, `stack_frames` so many frames of the
+    Python stack. What a device ran has rows of its own. In the row of all modules' calls those that run in another are
+    not told twice; of ops they are, as torch.profiler does.
+    """
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, event in enumerate(match.run.events):
+        key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
+        key += (match.modules[place] if by_module else None, event.shapes if by_shape else "")
+        key += (event.stack[:stack_frames],)
+        groups[key].append(place)
+    return [_sum(match, places, by_module, by_shape, stack_frames) for places in groups.values()]
+
+
+def _name(event: KernelEvent) -> str:
+    return MODULE_CALL if event.kind == "module" else event.name
+
+
+def _outermost(run: KernelRun, places: list[int]) -> list[int]:
+    """Return those events that are in no other of these: a module's call holds those of the modules in it."""
+    group = set(places)
+    found = []
+    for place in places:
+        outer = run.events[place].parent
+        while outer >= 0 and outer not in group:
+            outer = run.events[outer].parent
+        if outer < 0:
+            found.append(place)
+    return found
+
+
+def _sum(match: KernelMatch, places: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
+    events = [match.run.events[place] for place in places]
+    first = events[0]
+    outermost = _outermost(match.run, places) if first.kind == "module" else places
+    flops = [value for place in outermost if (value := match.flops[place]) is not None]
+    own = [value for place in places if (value := match.self_flops[place]) is not None]
+    on_cpu = [event for event in events if event.kind != "device"]
+    whole = [match.run.events[place] for place in outermost]
+    return KernelRow(
+        key=_name(first),
+        module=match.modules[places[0]] if by_module else None,
+        count=len(events),
+        cpu_time_total=sum(event.duration_ns for event in whole if event.kind != "device") / 1000,
+        self_cpu_time_total=sum(event.self_ns for event in on_cpu) / 1000,
+        device_time_total=sum(event.device_ns for event in whole) / 1000,
+        self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
+        cpu_memory_usage=sum(event.memory for event in whole),
+        self_cpu_memory_usage=sum(event.self_memory for event in events),
+        device_memory_usage=sum(event.device_memory for event in whole),
+        self_device_memory_usage=sum(event.self_device_memory for event in events),
+        flops=sum(flops) if flops else None,
+        self_flops=sum(own) if own else None,
+        input_shapes=first.shapes if by_shape else "",
+        stack=first.stack[:stack_frames],
+    )

@@ -1,0 +1,1 @@
+"""Predict memory: which tensors are alive when, and the peak."""

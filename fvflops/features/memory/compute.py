@@ -1,0 +1,359 @@
+"""The predicted memory: from when to when each storage of a run is alive, what for, and where the most are at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from fvflops.features.memory.workspaces import unseen_kernels, workspace_of
+from fvflops.trace import Event, Trace, TraceError
+
+# What memory is used for. An activation is made in a forward pass, or in its recompute, and alive when the next
+# backward op runs; a temporary is made by an op and none of the others.
+KINDS = ("parameter", "buffer", "input", "gradient", "optimizer state", "activation", "temporary", "workspace")
+# What allocators hand out memory in multiples of; others take what was asked for.
+GRANULARITY = {"cuda": 512}
+
+_BEFORE = -1  # the place of what exists before the first event
+_BACKWARD = ("backward", "recompute")
+_LINEAR = "torch.nn.Linear"
+
+
+class Block(NamedTuple):
+    """A piece of memory: alive from the event `begin` of a Trace, -1 being before all, up to the event `end`.
+
+    `end` is None for what is alive at the end. `storage` is its index in the Trace, None for a kernel's workspace.
+    `nbytes` is as the allocator rounds it, `module` the name of its owner, and `op` what made it, "" if nothing did.
+    """
+
+    storage: int | None
+    nbytes: int
+    kind: str
+    module: str
+    op: str
+    begin: int
+    end: int | None
+
+
+class MemoryMoment(NamedTuple):
+    """What is alive at one event of a run, in bytes.
+
+    `op` is what ran there, under `module`, in `phase`. `by_kind` holds only what there is, and `by_module` each owner
+    with all the modules that it is in, "" being everything.
+    """
+
+    event: int
+    op: str
+    module: str
+    phase: str
+    nbytes: int
+    by_kind: Counter[str]
+    by_module: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTimeline:
+    """The memory that a run uses on one device, from event to event of its Trace; all figures in bytes.
+
+    `blocks` are all pieces of memory, and every other figure is made of them. `unseen` is op → calls of those whose
+    kernels take memory of which nothing is known here: the peak may be higher by it.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> timeline = read_memory(record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),)))
+    >>> timeline.baseline, timeline.peak, timeline.at_peak().op
+    (80, 112, 'aten::addmm')
+    >>> dict(timeline.at_peak().by_kind)
+    {'parameter': 32, 'input': 48, 'temporary': 32}
+    """
+
+    device: str
+    granularity: int
+    blocks: tuple[Block, ...]
+    unseen: Counter[str]
+    trace: Trace = field(repr=False)
+    _totals: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_totals", _sweep(self.blocks, len(self.trace.events or ())))
+
+    @property
+    def baseline(self) -> int:
+        """What is alive before the run."""
+        return self._totals[0]
+
+    @property
+    def peak(self) -> int:
+        """The most that is alive at any event."""
+        return max(self._totals)
+
+    def at_peak(self) -> MemoryMoment:
+        """Return the first moment at which the most is alive."""
+        return self.at(self._totals.index(self.peak) - 1)
+
+    def at(self, event: int) -> MemoryMoment:
+        """Return what is alive at an event, -1 being before the first; one that is not there raises IndexError."""
+        events = self.trace.events or ()
+        if not _BEFORE <= event < len(events):
+            raise IndexError(f"this run has the events 0 to {len(events) - 1}, and -1 stands before them: no {event}")
+        by_kind: Counter[str] = Counter()
+        by_module: Counter[str] = Counter()
+        for block in self.blocks:
+            if block.begin <= event and (block.end is None or event < block.end):
+                by_kind[block.kind] += block.nbytes
+                for name in _chain(block.module):
+                    by_module[name] += block.nbytes
+        ordered = Counter({kind: by_kind[kind] for kind in KINDS if kind in by_kind})
+        if event == _BEFORE:
+            return MemoryMoment(event, "", "", "", self.baseline, ordered, by_module)
+        row = events[event]
+        op = self.trace.signatures[row.item].op if row.kind == "op" else row.kind
+        return MemoryMoment(
+            event, op, _owner(self.trace, row.stack), row.phase, self._totals[event + 1], ordered, by_module
+        )
+
+    def by_phase(self) -> dict[str, int]:
+        """Return phase → the most that is alive at any op of it."""
+        most: dict[str, int] = {}
+        for event, total in zip(self.trace.events or (), self._totals[1:], strict=True):
+            if event.kind == "op":
+                most[event.phase] = max(most.get(event.phase, 0), total)
+        return most
+
+    def curve(self, kind: str | None = None) -> tuple[int, ...]:
+        """Return what is alive at each event, of all kinds or of one; the first figure is from before the run."""
+        if kind is None:
+            return self._totals
+        if kind not in KINDS:
+            raise ValueError(f"no memory is called {kind!r}: it is one of {', '.join(KINDS)}")
+        return _sweep([block for block in self.blocks if block.kind == kind], len(self._totals) - 1)
+
+
+def read_memory(
+    trace: Trace,
+    *,
+    device: str | None = None,
+    granularity: int | None = None,
+    later_step: bool = False,
+    workspaces: bool = True,
+) -> MemoryTimeline:
+    """Return the memory that a recorded run uses; a Trace that keeps no order of its events raises TraceError.
+
+    The arguments are those of `predict_memory`.
+    """
+    if trace.events is None:
+        raise TraceError(
+            "this trace tells how often each op ran, and not in which order (it was merged, aggregated, or of a long "
+            "recording): predict the memory of one step that was recorded by itself, such as run.steps[0]"
+        )
+    devices = _devices(trace)
+    device = _choose(devices) if device is None else device
+    if device not in devices and devices:
+        raise ValueError(f"nothing of this run is on {device!r}: it used {', '.join(devices)}")
+    unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
+    if isinstance(unit, bool) or not isinstance(unit, int) or unit < 1:
+        raise ValueError(f"granularity is a number of bytes from 1 on, not {granularity!r}")
+    blocks = _Lives(trace, device, unit).blocks(later_step)
+    sizes = [workspace_of(signature, device) for signature in trace.signatures]
+    if workspaces:
+        blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
+    return MemoryTimeline(device, unit, tuple(blocks), unseen_kernels(trace, sizes), trace)
+
+
+def _devices(trace: Trace) -> Counter[str]:
+    """Return device → bytes of all its storages; a run by shapes is on the one device that it answers for."""
+    if trace.about.get("execution") == "shapes" and "device" in trace.about:
+        return Counter({trace.about["device"]: 1})
+    devices: Counter[str] = Counter()
+    for storage in trace.storages:
+        devices[storage.device] += storage.nbytes
+    return devices
+
+
+def _choose(devices: Counter[str]) -> str:
+    return devices.most_common(1)[0][0] if devices else "cpu"
+
+
+def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
+    return [
+        Block(
+            None,
+            sizes[event.item],
+            "workspace",
+            _owner(trace, event.stack),
+            trace.signatures[event.item].op,
+            index,
+            index + 1,
+        )
+        for index, event in enumerate(trace.events or ())
+        if event.kind == "op" and sizes[event.item]
+    ]
+
+
+class _Lives:
+    """When each storage of a device comes and goes, and what it is for."""
+
+    def __init__(self, trace: Trace, device: str, unit: int) -> None:
+        self._trace = trace
+        self._unit = unit
+        self._storages = trace.storages
+        self._on_device = [len(_devices(trace)) < 2 or row.device == device for row in self._storages]
+        self._events: Sequence[Event] = tuple(trace.events or ())
+        self._closing = _find_closing(self._events)
+        self._first: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        for index, event in enumerate(self._events):
+            if event.kind == "op":
+                for storage in (*event.reads, *event.writes):
+                    self._first.setdefault(storage, index)
+            elif event.kind == "free" and (index < self._closing or event.phase != "forward"):
+                self._ends[event.item] = index
+        self._next_backward = self._next_op(lambda phase: phase == "backward")
+        self._after_backward = self._next_op(lambda phase: phase not in _BACKWARD)
+        self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
+        self._give_place()
+        self._modules: dict[int, str] = {}
+
+    def blocks(self, later_step: bool) -> list[Block]:
+        """Return the storages as blocks; in a later step what an earlier one left is there from the start."""
+        blocks = []
+        for index in range(len(self._storages)):
+            if self._on_device[index]:
+                block = self._block(index)
+                if block is not None:
+                    blocks += self._in_later_step(block) if later_step else [block]
+        return blocks
+
+    def _block(self, index: int) -> Block | None:
+        row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
+        nbytes = _round_up(row.nbytes, self._unit)
+        if row.origin != "op":
+            kind, module = self._kind_of_known(index), row.name.rpartition(".")[0]
+            # What came from elsewhere and goes in the run was most likely made there, unseen, such as a batch of data;
+            # what an optimizer did not have when it began to step, such as its count of steps, was made in the step.
+            made = row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
+            begin = first if made and first is not None else _BEFORE
+            return Block(index, nbytes, kind, self._keep(index, module), "", begin, end)
+        if first is None:
+            return None  # of a call that was taken back
+        event = self._events[first]
+        kind = self._kind_of_made(first, end)
+        module = _owner(self._trace, event.stack)
+        if kind == "optimizer state":  # it belongs to the parameter that it was made for
+            module = next((self._modules[read] for read in event.reads if read in self._modules), module)
+        return Block(index, nbytes, kind, self._keep(index, module), self._trace.signatures[event.item].op, first, end)
+
+    def _keep(self, index: int, module: str) -> str:
+        self._modules[index] = module
+        return module
+
+    def _kind_of_known(self, index: int) -> str:
+        """Return what a storage is for that no op of the run made."""
+        row = self._storages[index]
+        if row.origin != "outside":
+            return row.origin
+        first = self._first.get(index)
+        if first is None:
+            return "input"
+        event = self._events[first]
+        if event.phase == "optimizer":
+            return "optimizer state"
+        # Autograd adds to a gradient that exists.
+        return "gradient" if event.phase == "backward" and index in event.writes else "input"
+
+    def _kind_of_made(self, first: int, end: int | None) -> str:
+        """Return what a storage is for by the phase in which it is made, and by the first op that it outlives."""
+        phase = self._events[first].phase
+        if phase == "optimizer":
+            over, kind = self._after_optimizer[first], "optimizer state"
+        elif phase == "backward":
+            over, kind = self._after_backward[first], "gradient"
+        else:
+            over, kind = self._next_backward[first], "activation"
+            if over == self._closing:  # no backward pass follows
+                return "temporary"
+        return kind if end is None or end > over else "temporary"
+
+    def _next_op(self, wanted: Callable[[str], bool]) -> list[int]:
+        """Return for each event the next op after it in a phase that is wanted, or the end."""
+        found, following = [self._closing] * len(self._events), self._closing
+        for index in range(len(self._events) - 1, -1, -1):
+            found[index] = following
+            if self._events[index].kind == "op" and wanted(self._events[index].phase):
+                following = index
+        return found
+
+    def _give_place(self) -> None:
+        """End what torch adds to in place, where a recording makes it add into a new tensor, when that is made.
+
+        Under a dispatch mode autograd does not add a gradient to another in place (accumulate in input_buffer.cpp),
+        though nothing else holds it, nor does linear so add its bias to a product (Linear.cpp).
+        """
+        follows = self._next_op(lambda phase: True)
+        for index, event in enumerate(self._events):
+            if event.kind != "op" or self._trace.signatures[event.item].op != "aten::add.Tensor" or not event.reads:
+                continue
+            first, sums = event.reads[0], event.writes
+            gives = (
+                len(sums) == 1 and self._first[sums[0]] == index and index < self._ends.get(first, 0) <= follows[index]
+            )
+            alike = gives and self._storages[first].nbytes == self._storages[sums[0]].nbytes
+            made_here = self._storages[first].origin == "op"
+            if alike and made_here and (event.phase == "backward" or self._is_linear(event.stack)):
+                self._ends[first] = index
+
+    def _is_linear(self, stack: int) -> bool:
+        place = self._trace.modules.places.get(_owner(self._trace, stack))
+        return place is not None and _LINEAR in place.classes
+
+    def _in_later_step(self, block: Block) -> list[Block]:
+        """Return what a block is in a step that follows one like it."""
+        if block.begin == _BEFORE or block.end is not None:
+            return [block]
+        if block.kind == "optimizer state":
+            return [block._replace(begin=_BEFORE)]
+        if block.kind in ("activation", "temporary"):
+            # The program holds the last step's result until the model has returned another.
+            return [block, block._replace(begin=_BEFORE, end=self._return_after(block.begin))]
+        return [block]
+
+    def _return_after(self, index: int) -> int:
+        following = range(index + 1, len(self._events))
+        outermost = (at for at in following if self._events[at].kind == "exit" and self._events[at].stack == 0)
+        return next(outermost, index + 1)
+
+
+def _find_closing(events: Sequence[Event]) -> int:
+    """Return where a run ends; at what follows a recording lets go of what it holds."""
+    closing = len(events)
+    while closing and events[closing - 1].kind == "free":
+        closing -= 1
+    return closing
+
+
+def _sweep(blocks: Sequence[Block], length: int) -> tuple[int, ...]:
+    """Return the bytes alive before the run and at each event."""
+    changes = [0] * (length + 2)
+    for block in blocks:
+        changes[block.begin + 1] += block.nbytes
+        if block.end is not None:
+            changes[block.end + 1] -= block.nbytes
+    return tuple(accumulate(changes[:-1]))
+
+
+def _owner(trace: Trace, stack: int) -> str:
+    scope = trace.scopes()[stack]
+    return scope[-1] if scope else ""
+
+
+def _chain(module: str) -> list[str]:
+    """Return a module's name with those of all modules that it is in, the whole model first."""
+    parts = module.split(".") if module else []
+    return ["", *(".".join(parts[:length]) for length in range(1, len(parts) + 1))]
+
+
+def _round_up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit

@@ -1,0 +1,1 @@
+"""Count parameters: trainable, frozen, and active for a token."""

@@ -1,0 +1,54 @@
+"""The parameters, counted apart: trainable and frozen, active and not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fvflops.features.experts.compute import Routing, read_routing
+from fvflops.features.parameters.model import ParameterCount
+from fvflops.trace import ModuleTree, Trace
+from fvflops.trace.module_tree import add_up
+
+
+def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[str, ParameterCount]:
+    """Return module or parameter name → its count, "" being the model; with a trace, what was active in it too.
+
+    Every module has an entry under its canonical name, its own parameters follow it. A tied parameter counts once, at
+    its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are those of
+    `read_routing`.
+
+    >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
+    >>> weight = ParameterInfo("weight", TensorSpec((2, 3)), identity=0, trainable=False)
+    >>> count_parameters(ModuleTree({"": ModuleInfo("", "", "Linear", parameters=(weight,))}))[""].frozen
+    6
+    """
+    routing = None if trace is None else read_routing(trace)
+    tensors = list(modules.parameters())
+    total = modules.count_parameters()
+    trainable = add_up(tensors, lambda tensor: tensor.spec.numel if tensor.trainable else 0)
+    buffers = add_up(modules.buffers(), lambda tensor: tensor.spec.numel)
+    told = {} if routing is None else _told(modules, routing)
+    return {
+        name: ParameterCount(
+            total=total[name],
+            trainable=trainable[name],
+            buffers=buffers[name],
+            **{field: int(sums[name]) for field, sums in told.items()},
+        )
+        for place in modules.modules()
+        for name in (place.name, *(parameter.name for parameter in place.parameters))
+        if name == place.name or name in total
+    }
+
+
+def _told(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:
+    """Return field → name → what a run told of it."""
+    tensors = list(modules.parameters())
+    tables = [tensor for tensor in tensors if tensor.name in routing.looked_up]
+    unused = [tensor for tensor in tensors if tensor.name in routing.unused]
+    return {
+        "active": add_up(tensors, lambda tensor: tensor.spec.numel * routing.shares[tensor.name]),
+        "looked_up": add_up(tables, lambda tensor: tensor.spec.numel),
+        "unused": add_up(unused, lambda tensor: tensor.spec.numel),
+    }

@@ -1,0 +1,55 @@
+"""The parameters of a model, told apart: trainable and frozen, and after a run those that work on a token."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import nn
+
+from fvflops.capture.model.model_index import read_modules
+from fvflops.features.parameters import report as active
+from fvflops.features.parameters.compute import count_parameters
+from fvflops.features.parameters.model import ParameterCount
+from fvflops.trace import Trace
+
+
+class HoldsTrace(Protocol):
+    """An analysis, or whatever else has recorded a run."""
+
+    def trace(self) -> Trace:
+        """Return what was recorded."""
+
+
+def parameter_summary(of: nn.Module | Trace | HoldsTrace) -> dict[str, ParameterCount]:
+    """Return module or parameter name → its ParameterCount, "" being the model.
+
+    A model tells `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis (which records if it has not yet)
+    tells `active`, `looked_up` and `unused` too: an expert is active in proportion to the tokens that it saw.
+    A tied parameter and a shared module count once, under their first names. An aggregated Trace raises TraceError.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3).requires_grad_(False))
+    >>> parameter_summary(model)[""].trainable, parameter_summary(model)["1"].frozen
+    (40, 15)
+    >>> root = parameter_summary(FlopCountAnalysis(model, torch.tensor([1])))[""]
+    >>> root.active, root.looked_up, root.unused
+    (55, 40, 0)
+    """
+    if isinstance(of, nn.Module):
+        return count_parameters(read_modules(of))
+    trace = of if isinstance(of, Trace) else of.trace()
+    return count_parameters(trace.modules, trace)
+
+
+def parameter_summary_table(of: nn.Module | Trace | HoldsTrace, max_depth: int = 3) -> str:
+    """Return a Markdown table of `parameter_summary`, down to `max_depth` levels of names; 0 is the model alone.
+
+    >>> print(parameter_summary_table(nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30)), max_depth=1))
+    | name   | total   | trainable   |   frozen |   buffers |
+    |:-------|:--------|:------------|---------:|----------:|
+    | model  | 1.29K   | 1.29K       |        0 |        61 |
+    |  0     | 1.23K   | 1.23K       |        0 |         0 |
+    |  1     | 60      | 60          |        0 |        61 |
+    """
+    return active.render(parameter_summary(of), depth=max_depth)

@@ -1,0 +1,44 @@
+"""The parameters apart: a pipe table of how many are there, want a gradient, are frozen, and work on a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fvflops.features.parameters.model import ParameterCount
+from fvflops.reports.names import show_short
+from fvflops.reports.text.pipe_table import draw
+from fvflops.units import format_size
+from fvflops.views.summary_rows import depth_of
+
+_HEADINGS = ("total", "trainable", "frozen", "active", "unused", "buffers")
+
+
+def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int = 3) -> str:
+    """Return a row for each module or parameter that holds anything, `depth` levels of names below the root.
+
+    What no run told has no column. Below the table stands which of the active elements are only looked up.
+
+    >>> print(render({"": ParameterCount(6, 2, active=6, unused=0, looked_up=4), "fc": ParameterCount(6, 2, 6, 4, 0)}))
+    | name   |   total |   trainable |   frozen |   active |   unused |   buffers |
+    |:-------|--------:|------------:|---------:|---------:|---------:|----------:|
+    | model  |       6 |           2 |        4 |        6 |        0 |         0 |
+    |  fc    |       6 |           2 |        4 |        6 |        0 |         0 |
+    <BLANKLINE>
+    Of the active, 4 are in tables that are only looked up.
+    """
+    root = counts[""]
+    headings = [heading for heading in _HEADINGS if getattr(root, heading) is not None]
+    rows = [
+        [_indent(name), *(format_size(getattr(count, heading), digits=digits) for heading in headings)]
+        for name, count in counts.items()
+        if depth_of(name) <= depth and (not name or count.total or count.buffers)
+    ]
+    table = draw(["name", *headings], rows)
+    if not root.looked_up:
+        return table
+    size = format_size(root.looked_up, digits=digits)
+    return f"{table}\n\nOf the active, {size} are in tables that are only looked up."
+
+
+def _indent(name: str) -> str:
+    return " " * depth_of(name) + show_short(name.rpartition(".")[2]) if name else "model"

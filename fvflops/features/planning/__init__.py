@@ -1,0 +1,1 @@
+"""Plan a distributed training step: what one rank of any mesh does."""

@@ -1,0 +1,103 @@
+"""The stages of a pipeline: how a model's layers are dealt out, and what one stage passes on to the next."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.run import record_call
+from fvflops.features.planning.sharding import ShardingError
+from fvflops.trace import TensorSpec, tensors_in
+
+# A model's arguments, positional and by keyword.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Where a model may be cut: `blocks` names the module list that is dealt out.
+
+    The modules of `first` belong to the first stage alone, those of `last` to the last. `takes` is the model's argument
+    that a later stage does not get, `hidden` the one by which it gets what the stage before it gives.
+    """
+
+    first: tuple[str, ...]
+    blocks: str
+    last: tuple[str, ...]
+    takes: str
+    hidden: str
+
+
+STAGES: Mapping[str, Stages] = {
+    "fvflops.zoo.llama.Llama": Stages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
+}
+
+
+def find_stages(model: nn.Module) -> Stages:
+    """Return where a model may be cut: one of the zoo by the list here, one of transformers by its own pp_plan.
+
+    Any other, and one whose first and last stage would share a parameter, raises ShardingError.
+    """
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    stages = STAGES.get(name) or _read_own(model)
+    if stages is None:
+        raise ShardingError(f"of {name} nobody says where it may be cut into stages: plan it without pp")
+    first = {parameter for path in stages.first for parameter in model.get_submodule(path).parameters()}
+    last = {parameter for path in stages.last for parameter in model.get_submodule(path).parameters()}
+    if first & last:
+        raise ShardingError(f"the first and the last stage of {name} would share a parameter: plan it without pp")
+    return stages
+
+
+def _read_own(model: nn.Module) -> Stages | None:
+    own: Mapping[str, Any] = getattr(model, "_pp_plan", None) or {}
+    blocks = [path for path in own if isinstance(model.get_submodule(path), nn.ModuleList)]
+    if len(blocks) != 1 or "inputs_embeds" not in inspect.signature(model.forward).parameters:
+        return None
+    first = tuple(path for path, (inputs, _) in own.items() if "input_ids" in inputs)
+    last = tuple(path for path in own if path not in (*first, *blocks))
+    return Stages(first, blocks[0], last, "input_ids", "inputs_embeds")
+
+
+def cut(model: nn.Module, stages: Stages, stage: int, count: int) -> None:
+    """Leave of a model, in place, what one stage of so many holds.
+
+    The blocks are dealt out in order; where they cannot be shared evenly, the first stages have one more.
+    """
+    above, _, key = stages.blocks.rpartition(".")
+    whole: Any = model.get_submodule(stages.blocks)
+    blocks = list(whole)
+    if len(blocks) < count:
+        raise ShardingError(f"{stages.blocks} has {len(blocks)} layers, too few for {count} stages")
+    share, more = divmod(len(blocks), count)
+    start = stage * share + min(stage, more)
+    setattr(model.get_submodule(above), key, nn.ModuleList(blocks[start : start + share + (stage < more)]))
+    dropped = (*(stages.first if stage > 0 else ()), *(stages.last if stage < count - 1 else ()))
+    for path in dropped:
+        above, _, key = path.rpartition(".")
+        setattr(model.get_submodule(above), key, nn.Identity())
+
+
+def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
+    """Return what the first stage passes on, found by running it forward by shapes."""
+    trace = record_call(first, *inputs, execution="shapes")
+    root = next(index for index, region in enumerate(trace.regions) if region.name == "")
+    outputs = next(item.outputs for item in trace.region_signatures if item.region == root)
+    return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
+
+
+def receive(model: nn.Module, inputs: Inputs, stages: Stages, hidden: TensorSpec) -> Inputs:
+    """Return the inputs of a later stage: what the one before it gives, in the place of the model's own."""
+    args, kwargs = inputs
+    names = list(inspect.signature(model.forward).parameters)
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    named.pop(stages.takes, None)
+    named[stages.hidden] = torch.empty(
+        hidden.shape, dtype=getattr(torch, hidden.dtype), device="meta", requires_grad=True
+    )
+    return (), named

@@ -1,0 +1,1 @@
+"""Profile: measured times and memory beside the counts."""

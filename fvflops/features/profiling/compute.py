@@ -1,0 +1,310 @@
+"""The measuring's counting: a measured Trace in, what its modules and operators took and come to out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fvflops.counting.count import Pricer, RegionAmounts, find_covered, name_region, price_regions
+from fvflops.counting.timing import BY_OWNER, Times, add_up_times
+from fvflops.counting.traffic.byte_costs import sort_by_storages
+from fvflops.features.profiling.model import Line, Measured
+from fvflops.features.roofline.model import Roofline
+from fvflops.trace import Counts, Event, Status, Trace, TraceError
+
+# Phase → name of a module or an op → its columns so far.
+_Tables = dict[str, dict[str, Counter[str]]]
+
+
+def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofline | None = None) -> Measured:
+    """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a pricer.
+
+    A module has all that ran while it was called, whoever owns it, as the clock around it has; in the backward pass and
+    in optimizers' steps, in which no module is called, it has what belongs to it and to the modules inside it by name.
+    What was never called, such as a list of modules, has what the modules inside it have. Ops that ran in no module's
+    call are in the root's line. Where the pricer counts a module as one, what ran in it is one operator, the module's
+    class. A Trace without measured columns raises TraceError.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis, record
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with record(model, measure={"time"}) as run:
+    ...     y = model(torch.ones(4, 3))
+    >>> measure_lines(run.trace(), run.counts(), run._pricer()).whole().flops
+    24
+    """
+    columns = measured_columns(trace)
+    times = add_up_times(trace)
+    walk = _Walk(trace, times, pricer)
+    walk.run()
+    tables = _Both(walk)
+    for entry in counts.entries:
+        unknown = entry.calls if entry.status is Status.UNKNOWN else 0
+        tables.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
+    unmoved = _add_bytes(trace, tables, walk)
+    if roofline is not None:
+        for bounded in roofline.entries:
+            tables.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
+    return Measured(
+        trace.modules,
+        _lines(tables.modules, walk.module_times, walk.module_memory),
+        _lines(tables.operators, walk.operator_times, walk.operator_memory),
+        columns,
+        outside_ns=walk.outside_ns,
+        peaks="" if roofline is None else roofline.device,
+        unknown=dict(counts.ledger()[Status.UNKNOWN]),
+        unmoved=dict(unmoved),
+        without_peak={} if roofline is None else dict(roofline.without_peak),
+        about=trace.about,
+    )
+
+
+def measured_columns(trace: Trace) -> tuple[str, ...]:
+    """Return which of "time" and "memory" a Trace holds; one that holds neither raises TraceError."""
+    told = trace.about.get("measured", "")
+    columns = tuple(name for name in ("time", "memory") if name in told)
+    if not columns or trace.events is None:
+        raise TraceError('this trace holds no measured run: record it with measure={"time", "memory"}')
+    return columns
+
+
+def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
+    """Add the bytes that ops read and write, and return op → calls of those of which they are not known."""
+    moved, pricer = sort_by_storages(trace)
+    scopes = moved.scopes()
+    unmoved: Counter[str] = Counter()
+    for (index, stack, phase), calls in moved.calls.items():
+        signature = moved.signatures[index]
+        traffic = pricer.weigh(signature)
+        operator = walk.covering.get((stack, phase), signature.packet)
+        if traffic is None:
+            unmoved[signature.packet] += calls
+            tables.add(scopes[stack], phase, operator, unmoved=calls)
+        else:
+            read, written = traffic
+            tables.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
+    return unmoved
+
+
+def _lines(
+    sums: _Tables, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
+) -> dict[str, dict[str, Line]]:
+    lines: dict[str, dict[str, Line]] = {}
+    for phase in dict.fromkeys([*times, *sums]):
+        names = dict.fromkeys([*times.get(phase, {}), *sums.get(phase, {})])
+        lines[phase] = {name: _line(name, sums.get(phase, {}), times.get(phase, {}), memory[phase]) for name in names}
+    return lines
+
+
+def _line(name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]) -> Line:
+    columns: dict[str, Any] = dict(sums.get(name, {}))
+    timing = times.get(name)
+    if timing is not None:
+        columns |= {"calls": timing.calls, "total_ns": timing.total, "own_ns": timing.own}
+    if name in memory:
+        columns |= memory[name].columns()
+    return Line(**columns)
+
+
+@dataclass(slots=True)
+class _Timed:
+    """The times of a module or an operator, in ns."""
+
+    calls: int = 0
+    total: int = 0
+    own: int = 0
+
+    def add(self, duration: int, *, calls: int) -> None:
+        """Note what was called, with nothing inside it."""
+        self.calls += calls
+        self.total += duration
+        self.own += duration
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What calls did to memory."""
+
+    before: int | None = None
+    after: int | None = None
+    kept: int = 0
+    peak: int | None = None
+
+    def add(self, before: int, after: int, peak: int | None) -> None:
+        """Note a call."""
+        if self.before is None:
+            self.before = before
+        self.after = after
+        self.kept += after - before
+        if peak is not None and (self.peak is None or peak > self.peak):
+            self.peak = peak
+
+    def columns(self) -> dict[str, int | None]:
+        """Return the columns of a line."""
+        if self.before is None:
+            return {}
+        return {"before": self.before, "after": self.after, "kept": self.kept, "peak": self.peak}
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A region that is open: its module's name, None for a function, and the most memory that ops held in it."""
+
+    name: str | None
+    peak: int | None = None
+
+    def hold(self, peak: int | None) -> None:
+        if peak is not None and (self.peak is None or peak > self.peak):
+            self.peak = peak
+
+
+@dataclass(slots=True)
+class _Both:
+    """What is counted, by module and by operator."""
+
+    walk: _Walk
+    modules: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    operators: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+
+    def add(self, scope: tuple[str, ...], phase: str, op: str, **columns: Any) -> None:
+        """Add what ran under a scope to all modules that have it, and to its operator."""
+        for name in self.walk.modules_of(scope, phase):
+            _add(self.modules[phase][name], columns)
+        _add(self.operators[phase][op], columns)
+
+
+def _add(sums: Counter[str], columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        sums[name] += value
+
+
+class _Walk:
+    """A walk over the events, which finds what operators took, the memory of modules, and the times of uncalled ones.
+
+    `covering` maps a stack and a phase to the operator as which all that ran there is counted.
+    """
+
+    def __init__(self, trace: Trace, times: Times, pricer: Pricer) -> None:
+        self._trace = trace
+        self._priced = price_regions(trace, pricer)
+        self.covering = _find_covering(trace, self._priced)
+        self._scopes = trace.scopes()
+        self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
+        self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
+        self._opened: dict[int, list[_Opened]] = defaultdict(list)
+        self.module_times: dict[str, dict[str, _Timed]] = {
+            # Where no module is called the timings' calls are those of ops.
+            phase: {
+                name: _Timed(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
+                for name, timing in timings.items()
+            }
+            for phase, timings in times.modules.items()
+        }
+        self.operator_times: dict[str, dict[str, _Timed]] = defaultdict(lambda: defaultdict(_Timed))
+        self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
+        self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
+        self.outside_ns = 0
+        # Of each thread the memory of the modules that the last op of a backward pass or a step belongs to, and what
+        # was held after it.
+        self._last: dict[int, tuple[list[_Memory], int]] = {}
+
+    def run(self) -> None:
+        """Walk over all events."""
+        for event in self._trace.events or ():
+            if event.kind == "enter":
+                region = self._trace.regions[event.item]
+                self._opened[event.thread].append(_Opened(region.name if region.kind == "module" else None))
+            elif event.kind == "exit":
+                self._leave(event)
+            elif event.kind == "op":
+                self._call(event)
+
+    def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
+        """Return the modules that what ran under a scope is in, the root first."""
+        names = self._known.get((scope, phase))
+        if names is None:
+            if phase in BY_OWNER:
+                owner = scope[-1] if scope else ""
+                found = [*_above(owner), owner]
+            else:
+                found = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
+            names = self._known[scope, phase] = tuple(dict.fromkeys(found))
+        return names
+
+    def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
+        called = self._called.get(phase, frozenset())
+        return (above for above in _above(name) if above not in called)
+
+    def _time(self, phase: str, name: str) -> _Timed:
+        return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
+
+    def _call(self, event: Event) -> None:
+        scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
+        around = self.covering.get((event.stack, phase))
+        operator = self._trace.signatures[event.item].packet if around is None else around
+        self.operator_times[phase][operator].add(duration, calls=int(around is None))
+        if not scope and phase not in BY_OWNER:
+            # In no module's call, as a loss is: it is the root's in the table, though not in the time of its calls.
+            self._time(phase, "").add(duration, calls=0)
+            self.outside_ns += duration
+        if event.memory_before is None or event.memory_after is None:
+            return
+        memory = event.memory_before, event.memory_after, event.memory_peak
+        self.operator_memory[phase][operator].add(*memory)
+        # What autograd lets go when it is done with an op, it lets go before the next one.
+        owners, held = self._last.pop(event.thread, ([], 0))
+        for owner in owners:
+            owner.kept += event.memory_before - held
+        if phase in BY_OWNER:
+            owners = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
+            for owner in owners:
+                owner.add(*memory)
+            self._last[event.thread] = owners, event.memory_after
+            return
+        if not scope:
+            self.module_memory[phase][""].add(*memory)
+        opened = self._opened[event.thread]
+        if opened:
+            opened[-1].hold(event.memory_peak)
+
+    def _leave(self, event: Event) -> None:
+        opened = self._opened[event.thread]
+        region = self._trace.regions[self._trace.region_signatures[event.item].region]
+        closed = opened.pop() if opened else _Opened(region.name)
+        closed.hold(event.memory_peak)
+        if opened:
+            opened[-1].hold(closed.peak)
+        if event.item in self._priced and (event.stack, event.phase) not in self.covering and not event.raised:
+            self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
+        if region.kind != "module" or event.phase in BY_OWNER:
+            return
+        names = [region.name]
+        outer = [one.name for one in opened if one.name is not None]
+        for name in self._uncalled_above(region.name, event.phase):
+            if not any(_is_in(inner, name) for inner in outer):
+                self._time(event.phase, name).total += event.duration_ns or 0
+                names.append(name)
+        if event.memory_before is not None and event.memory_after is not None:
+            for name in names:
+                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, closed.peak)
+
+
+def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
+    """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
+    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.covers}
+    return {
+        (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
+        for stack, phase in find_covered(trace, priced)
+    }
+
+
+def _above(name: str) -> Iterator[str]:
+    """Yield the names above a name, the root first."""
+    parts = name.split(".") if name else []
+    return (".".join(parts[:length]) for length in range(len(parts)))
+
+
+def _is_in(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")

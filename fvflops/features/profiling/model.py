@@ -1,0 +1,172 @@
+"""The measured: what modules and operators took in a real run, beside what they come to; plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.trace import PHASES, check_phase
+
+# What takes so many times its share of the FLOPs, and so much more of the whole time, stands out; and the other way.
+FACTOR = 2
+EXCESS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What some calls took and come to: times in ns, FLOPs in a convention, bytes, memory in bytes.
+
+    `own_ns` leaves out the modules inside. `read` and `written` are the bytes that ops must move, `least_seconds` the
+    least time that a device needs by its roofline. Of `unknown` op calls the FLOPs are not known, of `unmoved` the
+    bytes. Memory was held `before` the first and `after` the last call, what the calls left behind adds up to `kept`,
+    and `peak` is the most that was held meanwhile; these are None where memory was not measured.
+
+    >>> line = Line(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
+    >>> line.flops_per_second, line.intensity, line.roofline_share
+    (3000000000.0, 4.0, 0.25)
+    """
+
+    calls: int = 0
+    total_ns: int = 0
+    own_ns: int = 0
+    flops: int = 0
+    unknown: int = 0
+    read: int = 0
+    written: int = 0
+    unmoved: int = 0
+    least_seconds: float = 0.0
+    before: int | None = None
+    after: int | None = None
+    kept: int | None = None
+    peak: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes read and written."""
+        return self.read + self.written
+
+    @property
+    def flops_per_second(self) -> float:
+        """The FLOPs by the time that they took; 0 where that was nothing."""
+        return self.flops * 1e9 / self.total_ns if self.total_ns else 0.0
+
+    @property
+    def intensity(self) -> float:
+        """The arithmetic intensity, FLOP/byte; infinite where nothing moves, 0 where nothing is done."""
+        return self.flops / self.bytes if self.bytes else math.inf if self.flops else 0.0
+
+    @property
+    def roofline_share(self) -> float:
+        """The least time by the time that it took; 0 where that was nothing."""
+        return self.least_seconds * 1e9 / self.total_ns if self.total_ns else 0.0
+
+    def __add__(self, other: Line) -> Line:
+        return add_up((self, other))
+
+
+def add_up(lines: Iterable[Line]) -> Line:
+    """Return what lines come to together, in the order in which they ran.
+
+    >>> add_up([Line(calls=1, flops=8, before=0, after=4, kept=4, peak=6), Line(calls=2, before=4, after=1, kept=-3)])
+    Line(calls=3, total_ns=0, own_ns=0, flops=8, unknown=0, read=0, written=0, unmoved=0, least_seconds=0.0, before=0, \
+after=1, kept=1, peak=6)
+    """
+    parts = list(lines)
+    kept = [line.kept for line in parts if line.kept is not None]
+    counts: dict[str, Any] = {name: sum(getattr(line, name) for line in parts) for name in _COUNTS}
+    return Line(
+        **counts,
+        least_seconds=math.fsum(line.least_seconds for line in parts),
+        before=next((line.before for line in parts if line.before is not None), None),
+        after=next((line.after for line in reversed(parts) if line.after is not None), None),
+        kept=sum(kept) if kept else None,
+        peak=max((line.peak for line in parts if line.peak is not None), default=None),
+    )
+
+
+_COUNTS = ("calls", "total_ns", "own_ns", "flops", "unknown", "read", "written", "unmoved")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured run, ready to be rendered.
+
+    `by_module` maps a phase and a module's canonical name to its line, with all that ran inside its calls; the root's
+    is all of the phase, `outside_ns` of which ran in no module's call. `by_operator` maps a phase and an op's name to
+    its line. `columns` are those of "time" and "memory" that were measured. `peaks` names the device of the roofline,
+    "" for none. `unknown` are the ops without a formula, `unmoved` those of which the bytes are not known, by their
+    calls; `without_peak` the FLOPs in dtypes for which the device has no peak. `about` tells of the run and the table.
+    """
+
+    modules: ModuleTree
+    by_module: Mapping[str, Mapping[str, Line]]
+    by_operator: Mapping[str, Mapping[str, Line]]
+    columns: tuple[str, ...] = ("time",)
+    outside_ns: int = 0
+    peaks: str = ""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    unmoved: Mapping[str, int] = field(default_factory=dict)
+    without_peak: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases in which anything ran, in the order in which a training step has them."""
+        return tuple(phase for phase in PHASES if phase in self.by_module)
+
+    def whole(self, phase: str | None = None) -> Line:
+        """Return what one phase comes to, or all."""
+        return add_up(self.by_module[name].get("", Line()) for name in self._choose(phase))
+
+    def module_lines(self, phase: str | None = None) -> dict[str, Line]:
+        """Return module name → line in one phase or in all, in the order of the tree, of those in which anything ran.
+
+        A phase that was not recorded raises TraceError.
+        """
+        return self._lines(self.by_module, phase, self.modules.places)
+
+    def operator_lines(self, phase: str | None = None) -> dict[str, Line]:
+        """Return op → line in one phase or in all; a phase that was not recorded raises TraceError."""
+        names = dict.fromkeys(name for lines in self.by_operator.values() for name in lines)
+        return self._lines(self.by_operator, phase, names)
+
+    def _lines(
+        self, lines: Mapping[str, Mapping[str, Line]], phase: str | None, names: Iterable[str]
+    ) -> dict[str, Line]:
+        tables = [lines[name] for name in self._choose(phase) if name in lines]
+        found = {name: [table[name] for table in tables if name in table] for name in names}
+        return {name: parts[0] if len(parts) == 1 else add_up(parts) for name, parts in found.items() if parts}
+
+    def _choose(self, phase: str | None) -> tuple[str, ...]:
+        return self.phases if phase is None else (check_phase(phase, self.phases),)
+
+
+def stands_out(line: Line, whole: Line) -> str:
+    """Return "slow" where a line takes far more of the time than of the FLOPs, "fast" where far less, else "".
+
+    >>> whole = Line(total_ns=100, flops=100)
+    >>> [stands_out(Line(total_ns=ns, flops=flops), whole) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
+    ['slow', '', '', 'fast']
+    """
+    if line.unknown or not whole.total_ns or not whole.flops:
+        return ""
+    time, flops = line.total_ns / whole.total_ns, line.flops / whole.flops
+    if time >= FACTOR * flops and time - flops >= EXCESS:
+        return "slow"
+    return "fast" if flops >= FACTOR * time and flops - time >= EXCESS else ""
+
+
+def imbalance(line: Line, whole: Line) -> float | None:
+    """Return a line's share of the time by its share of the FLOPs, None where one of them is not known.
+
+    >>> imbalance(Line(total_ns=30, flops=10), Line(total_ns=100, flops=100))
+    3.0
+    """
+    if line.unknown or not whole.total_ns or not whole.flops:
+        return None
+    if not line.flops:
+        return math.inf if line.total_ns else None
+    return line.total_ns * whole.flops / (whole.total_ns * line.flops)

@@ -1,0 +1,163 @@
+"""The roofline's counting: a trace, a table and a device in, what bounds each op call out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from fvflops.counting.cost_models import TablePricer
+from fvflops.counting.count import Amount, Pricer, RegionAmounts, count
+from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
+from fvflops.counting.traffic.traffic_rules import bytes_in
+from fvflops.features.roofline.model import Bounded, Load, Roofline
+from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
+from fvflops.features.utilisation.devices import Device, find_device, short_dtype
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
+
+
+class Recorded(Protocol):
+    """What has a trace: an analysis of a model or of a training step."""
+
+    def trace(self) -> Trace:
+        """Return the trace."""
+
+
+def roofline(
+    recorded: Trace | Recorded,
+    *,
+    device: str | Device,
+    table: str | FormulaTable = "exact",
+    dtype: object = None,
+    float32_matmul: str | None = None,
+) -> Roofline:
+    """Return what bounds each op call of a run on a device, and the least time that the device takes for it.
+
+    The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; that of a module, an operator or the model
+    is the sum over its calls, as they run one after the other. No run can be faster, but for what caches and fusion
+    save of the bytes (see `fvflops.counting.traffic.traffic`), and for work that a kernel may skip, such as the masked
+    half of causal attention. What starting a kernel takes is not in it.
+
+    `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
+    counts those of all ops. Both `macs` and `flops` are held against the highest peak for their dtype: what runs
+    outside the matrix units takes longer where arithmetic bounds it. `device` is a name, as `mfu` takes it, or a
+    Device; without a bandwidth it raises ValueError. `dtype` has all FLOPs done at its peak, where None is that of each
+    op; the bytes are those of the recorded dtypes in any case. `float32_matmul` is that of `mfu`. If the device has a
+    peak for none of the dtypes, ValueError says so.
+
+    Source: Williams, Waterman, Patterson 2009, Roofline: An Insightful Visual Performance Model.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> layer = FlopCountAnalysis(torch.nn.Linear(1000, 1000, dtype=torch.bfloat16), torch.ones(8, 1000).bfloat16())
+    >>> bound = roofline(layer, device="H100").total()
+    >>> bound.flops, bound.bytes, bound.bound, round(bound.intensity, 1)
+    (16008000, 2034000, 'memory', 7.9)
+    """
+    check_float32_matmul(float32_matmul)
+    known = device if isinstance(device, Device) else find_device(device)
+    if known.bandwidth is None:
+        raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
+    trace = recorded if isinstance(recorded, Trace) else recorded.trace()
+    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    trace, bytes_pricer = sort_by_storages(trace)
+    pricer = _WorkPricer(TablePricer(chosen, "flops"), bytes_pricer, trace.modules)
+    clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)
+    counts = count(trace, pricer, "bytes")
+    entries = tuple(clock.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
+    if clock.without_peak and not clock.peaks:
+        known.peak(next(iter(clock.without_peak)))  # which says what the device has
+    return Roofline(
+        known.name,
+        int(known.bandwidth),
+        clock.peaks,
+        chosen.name,
+        trace.modules,
+        entries,
+        unknown=counts.ledger()[Status.UNKNOWN],
+        unmoved=count(trace, bytes_pricer, "bytes").ledger()[Status.UNKNOWN],
+        without_peak=clock.without_peak,
+    )
+
+
+class _WorkPricer:
+    """Prices calls in FLOPs and bytes at once: an amount's value is its bytes, and the status that of its FLOPs.
+
+    A region that the table counts as one moves what goes in, what comes out and its parameters.
+    """
+
+    def __init__(self, flops: Pricer, moved: BytesPricer, modules: ModuleTree) -> None:
+        self._flops = flops
+        self._moved = moved
+        self._modules = modules
+
+    @property
+    def stops_at(self) -> StopsAt:
+        return self._flops.stops_at
+
+    @property
+    def prices_modules(self) -> bool:
+        return self._flops.prices_modules
+
+    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+        traffic = self._moved.weigh(signature)
+        return _with_bytes(self._flops.price_op(signature), 0 if traffic is None else sum(traffic))
+
+    def price_region(
+        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
+    ) -> RegionAmounts | None:
+        priced = self._flops.price_region(region, module, signature)
+        if priced is None:
+            return None
+        moved = bytes_in((*signature.inputs, *signature.outputs)) if priced.covers else 0
+        if module is not None and priced.covers:
+            inside = f"{module.name}." if module.name else ""
+            moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
+        return RegionAmounts(_with_bytes(priced.amounts, moved), priced.covers)
+
+
+def _with_bytes(amounts: tuple[Amount, ...], moved: int) -> tuple[Amount, ...]:
+    """Return the amounts with bytes for values, all of them at the first."""
+    return tuple(amount._replace(value=0 if index else moved) for index, amount in enumerate(amounts))
+
+
+class _Clock:
+    """Says how long work takes on a device, and remembers the peaks that it used and those that it lacked."""
+
+    def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
+        self._device = device
+        self._bandwidth = int(device.bandwidth or 0)
+        self._dtype = dtype
+        self._float32_matmul = float32_matmul
+        self.peaks: dict[str, int] = {}
+        self.without_peak: Counter[str] = Counter()
+
+    def time(self, entry: Entry) -> Bounded:
+        """Return an entry of bytes, macs and flops with the least time that it takes."""
+        dtype = self._dtype or _short(entry.dtype)
+        products = product_dtype(entry.op, dtype, self._device, self._float32_matmul)
+        compute = self._compute(2 * entry.macs, products) + self._compute(entry.flops, dtype)
+        memory = entry.value / self._bandwidth
+        seconds = max(compute, memory)
+        load = Load(
+            entry.calls, 2 * entry.macs + entry.flops, entry.value, seconds, seconds if compute > memory else 0.0
+        )
+        return Bounded(entry.scope, entry.phase, entry.op, entry.label, products if entry.macs else dtype, load)
+
+    def _compute(self, flops: int, dtype: str) -> float:
+        if not flops:
+            return 0.0
+        if dtype not in self.peaks:
+            if dtype not in self._device.dtypes():
+                self.without_peak[dtype] += flops
+                return 0.0
+            self.peaks[dtype] = self._device.peak(dtype)
+        return flops / self.peaks[dtype]
+
+
+def _short(dtype: str) -> str:
+    """Return a device's name for a dtype, or torch's where devices have none."""
+    try:
+        return short_dtype(dtype)
+    except ValueError:
+        return dtype

@@ -1,0 +1,318 @@
+"""The roofline plot: modules or operators under the roofs of a device, both scales logarithmic."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fvflops import paths
+from fvflops.features.roofline.model import Load, Roofline, add_up
+from fvflops.features.roofline.report import DEPTH, VIEWS
+from fvflops.reports.pictures import colours
+from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
+from fvflops.units import format_percent, format_quantity, format_seconds, format_short
+from fvflops.views.summary_rows import check_view
+
+# Inches, and points of a font.
+WIDTH, HEIGHT = 7.0, 4.4
+_TEXT, _TITLE = 6.5, 9.0
+_LABELS = 16
+_LARGEST = 220.0  # square points of a marker, that of something that takes all the time
+_SMALLEST = 14.0
+# Where a name stands beside its point: under the roof first.
+_WHERE = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
+
+
+class Point(NamedTuple):
+    """What is drawn as one point: `times` things of one load each, named together, and of one class."""
+
+    name: str
+    group: str
+    load: Load
+    times: int = 1
+
+
+def save(
+    roofline: Roofline,
+    path: str | os.PathLike[str],
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    roofs: Mapping[str, int] | None = None,
+) -> None:
+    """Write what `draw` draws to a path, .svg or .png.
+
+    Another ending raises PlotError, a path that cannot be written OSError, before anything is drawn.
+    """
+    kind = prepare(os.fspath(path))
+    paths.write_bytes(os.fspath(path), encode(draw(roofline, by=by, depth=depth, roofs=roofs), kind))
+
+
+def draw(
+    roofline: Roofline, *, by: str = "module", depth: int | None = None, roofs: Mapping[str, int] | None = None
+) -> Any:
+    """Return a Figure, 7 inches wide: FLOP/s over FLOP/byte of each point, at most what the device allows.
+
+    `by` is "module" (`depth` levels below the root, 3 if None, or less deep where there is nothing below), "operator"
+    or "op", the calls of one operator in one module. A point's area is its share of the least time; layers with the
+    same load are one point. `roofs` are peaks of other dtypes, FLOP/s, to be drawn too. An unknown view raises
+    ValueError, and PlotError says that matplotlib, the extra `plot`, is not there.
+    """
+    check_view(by, VIEWS, "the roofline")
+    total = roofline.total()
+    points = find_points(roofline, by=by, depth=depth)
+    figure = make_figure(WIDTH, HEIGHT)
+    figure.patch.set_facecolor("white")
+    # Operators are named beside their points, and need no legend.
+    bottom = 0.1 if by == "operator" else 0.185
+    axes = figure.add_axes((0.085, bottom, 0.9, 0.895 - bottom))
+    shown = {**(roofs or {}), **roofline.peaks}
+    _set_scales(axes, roofline, points, shown)
+    _draw_roofs(axes, roofline, shown)
+    paints = _choose_colours(points)
+    for point in points:
+        _draw_point(axes, point, total, paints.of(point.group))
+    _label(axes, points)
+    _write_texts(figure, axes, roofline, total)
+    _draw_legend(figure, axes, points, paints, by)
+    return figure
+
+
+def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = None) -> list[Point]:
+    """Return the points with most time first; what does no FLOPs, moves nothing or takes no time has no point."""
+    found: Iterable[tuple[str, str, Load]]
+    if by == "operator":
+        found = [(name, name, load) for name, load in roofline.by_operator().items()]
+    elif by == "op":
+        found = [
+            (f"{entry.scope[-1] if entry.scope else ''} {entry.label}".strip(), entry.label, entry.load)
+            for entry in roofline.entries
+        ]
+    else:
+        found = _cut_tree(roofline, DEPTH if depth is None else depth)
+    merged: dict[tuple[str, str, Load], list[str]] = {}
+    for name, group, load in found:
+        if load.flops and load.bytes and load.seconds:
+            merged.setdefault((_NUMBER.sub("*", name), group, load), []).append(name)
+    points = [
+        Point(names[0] if len(names) == 1 else pattern, group, load, len(names))
+        for (pattern, group, load), names in merged.items()
+    ]
+    return sorted(points, key=lambda point: -point.load.seconds * point.times)
+
+
+def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
+    """Return the modules at a depth, those above it that hold none, and what others do themselves: all the work."""
+    loads: dict[str, list[Load]] = {}
+    for entry in roofline.entries:
+        owner = entry.scope[-1].split(".") if entry.scope and entry.scope[-1] else []
+        loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
+    holders = {name.rpartition(".")[0] for name in loads if name}
+    for name in list(holders):
+        while name:
+            name = name.rpartition(".")[0]
+            holders.add(name)
+    places = roofline.modules.places
+    return [
+        (
+            (name or "model") + (" itself" if name in holders else ""),
+            places[name].class_name if name in places else "",
+            add_up(parts),
+        )
+        for name, parts in loads.items()
+    ]
+
+
+def _set_scales(axes: Any, roofline: Roofline, points: list[Point], roofs: Mapping[str, int]) -> None:
+    ridges = [peak / roofline.bandwidth for peak in roofs.values()]
+    left = min([point.load.intensity for point in points] + [min(ridges, default=1) / 10])
+    right = max([point.load.intensity for point in points] + [max(ridges, default=1) * 4])
+    heights = [_height(point.load) for point in points] + [left * roofline.bandwidth]
+    axes.set(xscale="log", yscale="log", xlim=(left / 2, right * 2))
+    axes.set_ylim(min(heights) / 2, max([*roofs.values(), *heights]) * 2.2)
+
+
+def _height(load: Load) -> float:
+    return load.flops / load.seconds
+
+
+def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None:
+    quiet = colours.colour("quiet")
+    left, right = axes.get_xlim()
+    same: dict[int, list[str]] = {}
+    for dtype, peak in roofs.items():
+        same.setdefault(peak, []).append(dtype)
+    highest = max(same, default=0)
+    if highest:
+        ridge = highest / roofline.bandwidth
+        axes.plot([left, ridge], [left * roofline.bandwidth, highest], color=quiet, linewidth=1, label="memory")
+    for peak, dtypes in same.items():
+        used = any(dtype in roofline.peaks for dtype in dtypes)
+        axes.plot(
+            [peak / roofline.bandwidth, right],
+            [peak, peak],
+            color=colours.colour("ink") if used else quiet,
+            linewidth=1.2 if used else 0.7,
+            linestyle="-" if used else (0, (4, 3)),
+            label=", ".join(dtypes),
+        )
+        axes.annotate(
+            as_text(f"{', '.join(dtypes)}: {_say_rate(peak, 'FLOP')}"),
+            (right, peak),
+            (-3, 2),
+            textcoords="offset points",
+            ha="right",
+            fontsize=_TEXT,
+            color=colours.colour("ink") if used else quiet,
+        )
+
+
+def _say_rate(rate: int, unit: str) -> str:
+    number, prefix = re.fullmatch(r"(.*?)([A-Z]?)", format_short(rate)).groups()  # type: ignore[union-attr]
+    return f"{number} {prefix}{unit}/s"
+
+
+def _choose_colours(points: list[Point]) -> colours.Groups:
+    sums: Counter[str] = Counter()
+    for point in points:
+        sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
+    return colours.group(name for name, _ in sums.most_common())
+
+
+def _area(point: Point, total: Load) -> float:
+    return _SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds
+
+
+def _draw_point(axes: Any, point: Point, total: Load, colour: str) -> None:
+    axes.scatter(
+        [point.load.intensity],
+        [_height(point.load)],
+        s=_area(point, total),
+        color=colour,
+        edgecolors=colours.colour("ink"),
+        linewidths=0.5,
+        alpha=0.9,
+        zorder=3,
+        label=point.name,
+    )
+
+
+class _Frame(NamedTuple):
+    """A rectangle on the page, inches."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def meets(self, other: _Frame) -> bool:
+        apart = self.right < other.left or other.right < self.left or self.top < other.bottom
+        return not (apart or other.top < self.bottom)
+
+
+def _label(axes: Any, points: list[Point]) -> None:
+    """Write the names of points where there is room for them, those with most time first."""
+    from matplotlib.patheffects import withStroke
+
+    dpi = axes.figure.dpi
+    page = axes.get_window_extent()
+    edge = _Frame(page.x0 / dpi, page.y0 / dpi, page.x1 / dpi, page.y1 / dpi)
+    spots = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
+    taken = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in spots]
+    high = _TEXT / 72
+    # Where the roofs are named.
+    taken += [
+        _Frame(edge.right - 1.15, y, edge.right, y + high + 0.04)
+        for line in axes.lines[1:]
+        for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
+    ]
+    for point, (x, y) in list(zip(points, spots, strict=True))[:_LABELS]:
+        text = _say(point)
+        wide = width_of(text, _TEXT)
+        for to_right, up in _WHERE:
+            left = x + 0.1 * to_right - wide * (1 - to_right) / 2
+            bottom = y + 0.11 * up - high / 2
+            frame = _Frame(left - 0.03, bottom - 0.025, left + wide + 0.03, bottom + high + 0.025)
+            inside = edge.left < frame.left and frame.right < edge.right
+            if inside and edge.bottom < frame.bottom and frame.top < edge.top and not any(map(frame.meets, taken)):
+                taken.append(frame)
+                offset = ((left - x) * 72, (bottom - y) * 72)
+                axes.annotate(
+                    escape(text),
+                    (point.load.intensity, _height(point.load)),
+                    offset,
+                    textcoords="offset points",
+                    fontsize=_TEXT,
+                    color=colours.colour("ink"),
+                    zorder=4,
+                    path_effects=[withStroke(linewidth=2, foreground="white")],
+                )
+                break
+
+
+def _say(point: Point) -> str:
+    name = fit(plain(point.name), 1.8, _TEXT)
+    return name if point.times == 1 else f"{name} ×{point.times}"
+
+
+def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> None:
+    root = plain(roofline.modules.root.class_name) or "the model"
+    title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
+    bound = format_percent(total.compute_bound, total.seconds) or "0.0%"  # type: ignore[arg-type]
+    told = [f"{bound} of it bound by compute", f"memory {_say_rate(roofline.bandwidth, 'B')}"]
+    told.append(f"convention {roofline.table}")
+    if roofline.unknown:
+        told.append(
+            f"{format_quantity(sum(roofline.unknown.values()), 'call')} of operators without a formula left out"
+        )
+    if roofline.without_peak:
+        told.append(f"no peak for {', '.join(roofline.without_peak)}")
+    for text, size, top, weight, name in (
+        (title, _TITLE, 0.12, "bold", "ink"),
+        (" · ".join(told), _TEXT, 0.31, "normal", "quiet"),
+    ):
+        shown = escape(fit(plain(text), WIDTH * 0.88, size))
+        figure.text(
+            0.085, 1 - top / HEIGHT, shown, fontsize=size, weight=weight, va="center", color=colours.colour(name)
+        )
+    axes.set_xlabel("arithmetic intensity, FLOP/byte", fontsize=7)
+    axes.set_ylabel("FLOP/s, at most", fontsize=7)
+    axes.tick_params(labelsize=_TEXT, colors=colours.colour("quiet"), which="both")
+    axes.grid(visible=True, color=colours.colour("line"), linewidth=0.5)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Groups, by: str) -> None:
+    from matplotlib.lines import Line2D
+
+    if not points:
+        axes.text(0.5, 0.5, "nothing here does any FLOPs", transform=axes.transAxes, ha="center", fontsize=8)
+        return
+    if by == "operator":  # their labels say it
+        return
+    groups = {point.group for point in points}
+    entries = [(fit(plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]
+    if groups - paints.named.keys():
+        entries.append(("others", paints.others))
+    ink = colours.colour("ink")
+    handles = [
+        Line2D([], [], marker="o", linestyle="", markersize=5, color=colour, mec=ink, mew=0.5) for _, colour in entries
+    ]
+    figure.legend(
+        handles,
+        [escape(text) or "(no class)" for text, _ in entries],
+        loc="lower left",
+        bbox_to_anchor=(0.07, 0.0),
+        ncols=6,
+        fontsize=_TEXT,
+        frameon=False,
+        handletextpad=0.2,
+        columnspacing=1.2,
+    )

@@ -1,0 +1,1 @@
+"""Cost as an exact polynomial of sizes."""

@@ -1,0 +1,222 @@
+"""The fitting: the polynomial that a count is in its sizes, found by exact interpolation and tried on other sizes.
+
+A polynomial whose exponents form a lower set (with each, all that are less) is determined by its values on a grid of
+the same form, by Newton's divided differences along one size after the other (Werner 1980; Sauer 2004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from fvflops.features.scaling.model import Axis, Sizes
+from fvflops.features.scaling.polynomial import Exponents, Number, Polynomial
+
+# The highest power of one size that is looked for.
+HIGHEST = 4
+# Numbers whose multiples are tried where a count is no polynomial: strides, patches and blocks are such.
+PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
+# Where sizes are taken from a long range, at the low end, where a run costs least, and no two equally far apart.
+_PLACES = (0, 1, 3, 7, 12, 20)
+# Shares of a range at which the fit is tried; the golden ratio's hit no multiples but by chance.
+_TRIED = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was found: the sizes for which a polynomial holds, by which exponents, from which sizes, tried on which.
+
+    `exponents` is None where there is no polynomial, and `without` are then the sizes in which there is none (all,
+    where there is one in each but not in all together).
+    """
+
+    axes: tuple[Axis, ...]
+    exponents: tuple[Exponents, ...] | None
+    fitted: tuple[Sizes, ...] = ()
+    held_out: tuple[Sizes, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
+    """Return what polynomial a count is in the sizes of the axes: of all, the larger ones, or multiples of a number.
+
+    `count` is asked for sizes in the order of the axes, and `counted` holds what it has answered so far: what is not
+    needed for the fit tries it. The degree is raised, up to the fourth in each size, until all that was counted agrees.
+
+    >>> known = {}
+    >>> def count(sizes):
+    ...     return known.setdefault(sizes, sizes[0] * sizes[1] ** 2 + 3)
+    >>> fit = find_fit((Axis("batch", 1, 9), Axis("seq", 1, 99)), count, known)
+    >>> print(interpolate(fit, known), len(fit.fitted), len(fit.held_out))
+    batch·seq² + 3 6 15
+    """
+    along = [_search_axis(place, axes, count) for place in range(len(axes))]
+    without = tuple(axis.name for axis, found in zip(axes, along, strict=True) if found is None)
+    if without:
+        return Fit(tuple(axes), None, without=without)
+    kept = tuple(axis for axis in along if axis is not None)
+    # Once more where all of them hold: at another size, such as one below a stride, there may be nothing to see.
+    found = [_find_degree(axis, _along(place, kept, count)) for place, axis in enumerate(kept)]
+    degrees = [degree for degree in found if degree is not None]
+    if len(degrees) < len(kept):
+        return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+    for sizes in _spread(kept):
+        count(sizes)
+    for total in range(max(degrees), sum(degrees) + 1):
+        exponents = _lower_set(degrees, total)
+        fitted = {_grid_point(kept, key): key for key in exponents}
+        for sizes in fitted:
+            count(sizes)
+        inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, kept, strict=True))]
+        fit = Fit(kept, exponents, tuple(fitted), tuple(sizes for sizes in inside if sizes not in fitted))
+        if fit.held_out and agrees(fit, interpolate(fit, counted), counted):
+            return fit
+    return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+
+
+def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
+    """Return the polynomial with the exponents of a fit that goes through what was counted at its sizes."""
+    if fit.exponents is None:
+        raise ValueError(f"there is no polynomial in {', '.join(fit.without)}")
+    table: dict[Exponents, Number] = {key: counted[sizes] for key, sizes in zip(fit.exponents, fit.fitted, strict=True)}
+    for place, axis in enumerate(fit.axes):
+        nodes = _nodes(axis)
+        for line in _lines(fit.exponents, place):
+            column = _to_powers(_divide_differences([table[key] for key in line], nodes), nodes)
+            table.update(zip(line, column, strict=True))
+    return Polynomial.of((axis.name for axis in fit.axes), table)
+
+
+def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bool:
+    """Return whether a polynomial gives what was counted at all sizes that a fit held out."""
+    return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
+
+
+def _search_axis(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Axis | None:
+    """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
+    count_at = _along(place, axes, count)
+    whole = axes[place]
+    if _find_degree(whole, count_at) is not None:
+        return whole
+    tail = _find_tail(whole, count_at)
+    if tail is not None and 4 * len(tail) >= len(whole):
+        return tail
+    return next((axis for axis in _multiples(whole) if _find_degree(axis, count_at) is not None), tail)
+
+
+def _along(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
+    """Return a count as a function of one size, the others being the third of theirs, as the first may be special."""
+    others = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
+    return lambda size: count((*others[:place], size, *others[place + 1 :]))
+
+
+def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
+    nodes = _nodes(axis)
+    for degree in range(min(HIGHEST, len(nodes) - 2) + 1):
+        factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
+        others = (nodes[degree + 1], *_shares(axis))
+        if all(_evaluate(factors, nodes, size) == count_at(size) for size in others):
+            return degree
+    return None
+
+
+def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
+    """Return the axis of the larger sizes, where a count is a polynomial in these: of a window, or of one row, not."""
+    low, high = 0, max(len(axis) - max(len(axis) // 8, 8), 1)
+    if len(axis) - high < 4:
+        return None
+    tail = Axis(axis.name, axis[high], axis.last, axis.step)
+    degree = _find_degree(tail, count_at)
+    if degree is None:
+        return None
+    nodes = _nodes(tail)
+    factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle]):
+            high = middle
+        else:
+            low = middle
+    longer = Axis(axis.name, axis[high], axis.last, axis.step)
+    return longer if _find_degree(longer, count_at) is not None else tail
+
+
+def _multiples(axis: Axis) -> Iterable[Axis]:
+    """Yield the axes of those sizes that are multiples of a number, as long as they are enough to try a fit."""
+    if axis.first % axis.step:
+        return
+    for period in PERIODS:
+        step = math.lcm(axis.step, period)
+        first = -(-axis.first // step) * step
+        if step > axis.step and (axis.last - first) // step >= 3:
+            yield Axis(axis.name, first, axis.last, step)
+
+
+def _nodes(axis: Axis) -> list[int]:
+    """Return the sizes by which a polynomial is fitted, as many as are needed at most."""
+    if len(axis) > 2 * _PLACES[-1]:
+        return [axis[place] for place in _PLACES]
+    return [axis[place] for place in range(min(len(axis), HIGHEST + 2))]
+
+
+def _shares(axis: Axis) -> list[int]:
+    """Return sizes all over an axis, the last one first, at most three."""
+    return list(dict.fromkeys(axis[int((len(axis) - 1) * share)] for share in _TRIED[:3]))
+
+
+def _spread(axes: Sequence[Axis]) -> list[Sizes]:
+    """Return some sizes all over the axes: all at their last, all in the middle, and mixed."""
+    places = range(len(_TRIED))
+    mixed = [
+        tuple(
+            axis[int((len(axis) - 1) * _TRIED[(turn * (number + 1) + number) % len(_TRIED)])]
+            for number, axis in enumerate(axes)
+        )
+        for turn in places
+    ]
+    return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
+
+
+def _lower_set(degrees: Sequence[int], total: int) -> tuple[Exponents, ...]:
+    return tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
+
+
+def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
+    return tuple(_nodes(axis)[power] for axis, power in zip(axes, key, strict=True))
+
+
+def _lines(exponents: Iterable[Exponents], place: int) -> Iterable[list[Exponents]]:
+    """Return the exponents that differ in one place alone, line by line, in rising order."""
+    lines: dict[Exponents, list[Exponents]] = {}
+    for key in sorted(exponents):
+        lines.setdefault((*key[:place], *key[place + 1 :]), []).append(key)
+    return lines.values()
+
+
+def _divide_differences(values: Sequence[Number], nodes: Sequence[int]) -> list[Number]:
+    """Return the factors of Newton's form: of 1, (x - x0), (x - x0)(x - x1) ..."""
+    factors = list(values)
+    for order in range(1, len(factors)):
+        for place in range(len(factors) - 1, order - 1, -1):
+            factors[place] = Fraction(factors[place] - factors[place - 1], nodes[place] - nodes[place - order])
+    return factors
+
+
+def _to_powers(factors: Sequence[Number], nodes: Sequence[int]) -> list[Number]:
+    """Return the coefficients of 1, x, x² ... of a polynomial in Newton's form."""
+    powers: list[Number] = []
+    for place in range(len(factors) - 1, -1, -1):
+        higher, lower = [Fraction(0), *powers], [*powers, Fraction(0)]
+        powers = [above - nodes[place] * below for above, below in zip(higher, lower, strict=True)]
+        powers[0] += factors[place]
+    return powers
+
+
+def _evaluate(factors: Sequence[Number], nodes: Sequence[int], size: int) -> Number:
+    value: Number = 0
+    for place in range(len(factors) - 1, -1, -1):
+        value = value * (size - nodes[place]) + factors[place]
+    return value

@@ -1,0 +1,290 @@
+"""The scaling of a model: its cost counted at several sizes, and the polynomial that it is in them."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
+from fvflops.capture.run import Loss, Model, record_call
+from fvflops.counting import TablePricer
+from fvflops.features.scaling.fitting import Fit, agrees, find_fit, interpolate
+from fvflops.features.scaling.lookups import CheckedLookups
+from fvflops.features.scaling.model import Axis, CostExpression, ScalingError, Sizes, say_sizes
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.trace import Counts, Status
+
+METRICS = ("flops", "macs", "activations", "parameters")
+
+Range = range | tuple[int, int] | tuple[int, int, int]
+# What is told of the runs: how many were made.
+Progress = Callable[[int], None]
+
+
+class Sample(NamedTuple):
+    """What was counted at one choice of sizes."""
+
+    total: int
+    modules: Mapping[str, int]
+    operators: Mapping[str, int]
+    unknown: Mapping[str, int]
+
+
+def cost_of(
+    model: Model,
+    inputs: Any = None,
+    *,
+    vary: Mapping[str, Range],
+    kwargs: Any = None,
+    metric: str = "flops",
+    table: str | FormulaTable = "default",
+    execution: str = "auto",
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    progress: Progress | None = None,
+) -> CostExpression:
+    """Return what a model costs as a function of sizes: an exact polynomial, where it is one, tried on other sizes.
+
+    `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
+    `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return such. `model`
+    is a model, or a function whose arguments are names of sizes, that builds one, or returns (model, inputs) where
+    `inputs` is None; it is called under the meta device where that will do. `metric` is "flops", "macs",
+    "activations" or "parameters"; with `loss`, a function of the model's result that returns a scalar, the backward
+    pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run with
+    their number.
+
+    A name that nothing takes, sizes that the model does not take, and an empty range or one of a single size raise
+    ScalingError, which names them.
+
+    >>> cost = cost_of(
+    ...     lambda width: nn.Linear(width, 4 * width),
+    ...     lambda batch, width: torch.zeros(batch, width),
+    ...     vary={"batch": (1, 64), "width": (8, 512)},
+    ... )
+    >>> print(cost, cost(batch=2, width=8))
+    4·B·d² 512
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
+    axes = tuple(read_axis(name, sizes) for name, sizes in vary.items())
+    if not axes:
+        raise ScalingError("vary names no size: give it one, such as vary={'batch': (1, 64)}")
+    source = _Source(model, inputs, kwargs, tuple(axis.name for axis in axes))
+    table = table if isinstance(table, FormulaTable) else load_table(table)
+
+    def count(sizes: Sizes) -> Sample:
+        built, given, named = source.make(sizes)
+        if metric == "parameters":
+            return _count_parameters(built)
+        options = {"kwargs": named, "table": table, "execution": execution, "device": device, "assume": assume}
+        with CheckedLookups():
+            if loss is not None:
+                return _count_step(built, given, loss, metric, options)
+            return _count_run(built, given, metric, options)
+
+    return describe_costs(metric, axes, count, progress=progress)
+
+
+def read_axis(name: str, sizes: Range) -> Axis:
+    """Return the axis of a varied size.
+
+    >>> read_axis("batch", (1, 64)), read_axis("image", range(32, 129, 32))
+    (Axis(name='batch', first=1, last=64, step=1), Axis(name='image', first=32, last=128, step=32))
+    """
+    if isinstance(sizes, range):
+        if not sizes:
+            raise ScalingError(f"{name}={sizes} is empty: write the smaller size first")
+        return Axis(name, sizes[0], sizes[-1], sizes.step)
+    if not (isinstance(sizes, (tuple, list)) and len(sizes) in (2, 3) and all(type(size) is int for size in sizes)):
+        raise ScalingError(f"{name}={sizes!r} is no range of sizes: give (first, last), (first, last, step) or a range")
+    return Axis(name, *sizes)
+
+
+def describe_costs(
+    metric: str, axes: tuple[Axis, ...], sample: Callable[[Sizes], Sample], *, progress: Progress | None = None
+) -> CostExpression:
+    """Return the cost of which `sample` gives what it is at sizes; what it raises is raised with the sizes named."""
+    names = tuple(axis.name for axis in axes)
+    samples: dict[Sizes, Sample] = {}
+    totals: dict[Sizes, int] = {}
+
+    def count(sizes: Sizes) -> int:
+        if sizes not in samples:
+            try:
+                samples[sizes] = sample(sizes)
+            except ScalingError:
+                raise
+            except Exception as error:
+                raise ScalingError(_say_refused(names, sizes, error)) from error
+            totals[sizes] = samples[sizes].total
+            if progress is not None:
+                progress(len(samples))
+        return totals[sizes]
+
+    # The ends first: what the model does not take is told before the other runs.
+    count(tuple(axis.first for axis in axes))
+    count(tuple(axis.last for axis in axes))
+    fit = find_fit(axes, count, totals)
+    unknown: Counter[str] = Counter()
+    for taken in samples.values():
+        unknown |= Counter(taken.unknown)
+    express = _Expressions(metric, axes, fit, unknown)
+    return express.whole(
+        totals,
+        modules={key: value.modules for key, value in samples.items()},
+        operators={key: value.operators for key, value in samples.items()},
+    )
+
+
+class _Expressions:
+    """Makes the costs of a model and its parts of what was counted; parts that cost the same share one."""
+
+    def __init__(self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int]) -> None:
+        self._metric = metric
+        self._axes = axes
+        self._fit = fit
+        self._unknown = unknown
+        self._made: dict[tuple[int, ...], CostExpression] = {}
+
+    def whole(
+        self,
+        totals: Mapping[Sizes, int],
+        *,
+        modules: Mapping[Sizes, Mapping[str, int]],
+        operators: Mapping[Sizes, Mapping[str, int]],
+    ) -> CostExpression:
+        """Return the cost of the model, with those of its parts."""
+        return self._make(dict(totals), modules=self._parts(modules), operators=self._parts(operators))
+
+    def _parts(self, counts: Mapping[Sizes, Mapping[str, int]]) -> dict[str, CostExpression]:
+        names = dict.fromkeys(name for part in counts.values() for name in part)
+        return {name: self._part({sizes: part.get(name, 0) for sizes, part in counts.items()}) for name in names}
+
+    def _part(self, counted: dict[Sizes, int]) -> CostExpression:
+        key = tuple(counted.values())
+        if key not in self._made:
+            self._made[key] = self._make(counted)
+        return self._made[key]
+
+    def _make(self, counted: dict[Sizes, int], **parts: Mapping[str, CostExpression]) -> CostExpression:
+        fit = self._fit
+        polynomial = None if fit.exponents is None else interpolate(fit, counted)
+        if polynomial is not None and not agrees(fit, polynomial, counted):
+            polynomial = None
+        return CostExpression(
+            metric=self._metric,
+            axes=self._axes,
+            polynomial=polynomial,
+            holds_on=fit.axes,
+            counted=counted,
+            fitted=fit.fitted,
+            held_out=fit.held_out,
+            without=fit.without,
+            unknown=self._unknown,
+            **parts,
+        )
+
+
+class _Source:
+    """The model and its inputs, as functions of sizes or as they are."""
+
+    def __init__(self, model: Model, inputs: Any, kwargs: Any, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._model = model
+        self._inputs = inputs
+        self._kwargs = kwargs
+        self._builds = () if isinstance(model, nn.Module) else self._sizes_of(model)
+        if not set(self._builds) <= set(names):
+            self._builds = ()  # a model that is a function of tensors
+        taken = {*self._builds}
+        for function in (inputs, kwargs):
+            if _is_function(function):
+                taken.update(self._sizes_of(function))
+        for name in taken:
+            if name not in names:
+                raise ScalingError(f"the inputs take {name!r}, which is not varied: {', '.join(names)} are")
+        for name in names:
+            if name not in taken:
+                raise ScalingError(f"nothing takes the size {name!r}: the inputs, or the model, are to be made of it")
+
+    def make(self, sizes: Sizes) -> tuple[Any, Any, Any]:
+        """Return the model, its inputs and its keyword arguments at sizes."""
+        by_name = dict(zip(self._names, sizes, strict=True))
+        model = self._build(by_name) if self._builds else self._model
+        inputs, kwargs = (
+            value(**{name: by_name[name] for name in self._sizes_of(value)}) if _is_function(value) else value
+            for value in (self._inputs, self._kwargs)
+        )
+        if self._builds and inputs is None and isinstance(model, tuple) and len(model) == 2:
+            model, inputs = model
+        return model, inputs, kwargs
+
+    def _build(self, by_name: Mapping[str, int]) -> Any:
+        build: Any = self._model
+        sizes = {name: by_name[name] for name in self._builds}
+        try:
+            with torch.device("meta"):
+                return build(**sizes)
+        except Exception:  # it wants numbers; if it is wrong otherwise, it says so again
+            return build(**sizes)
+
+    def _sizes_of(self, function: Any) -> tuple[str, ...]:
+        """Return the arguments of a function, less those that can be left out; any keywords stand for all the sizes."""
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # written in C
+            return ("?",)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return self._names
+        return tuple(name for name, item in parameters.items() if name in self._names or item.default is item.empty)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, torch.Tensor)
+
+
+def _count_parameters(model: Any) -> Sample:
+    if not isinstance(model, nn.Module):
+        raise ScalingError(f"{type(model).__name__} has no parameters: give a torch.nn.Module")
+    counts = parameter_count(model)
+    return Sample(counts[""], dict(counts), {}, {})
+
+
+def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
+    kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
+    return read_sample(kind(model, inputs, **options), metric)
+
+
+def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
+    """Count the forward and the backward pass."""
+    args, kwargs = bind_inputs(model, inputs, options["kwargs"])
+    recorded = {name: options[name] for name in ("execution", "device", "assume")}
+    kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
+    stops_at = TablePricer(options["table"], "activations" if metric == "activations" else "flops").stops_at
+    trace = record_call(model, args, kwargs, loss=loss, stops_at=stops_at, **recorded)
+    return read_sample(kind.from_trace(trace, table=options["table"]), metric)
+
+
+def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: str) -> Sample:
+    """Return what an analysis counts, whole and in parts."""
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    counts = analysis.counts()
+    if metric == "macs":
+        counts = Counts(
+            metric, counts.modules, tuple(entry._replace(value=entry.macs, flops=0) for entry in counts.entries)
+        )
+    modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
+    return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNKNOWN])
+
+
+def _say_refused(names: Sequence[str], sizes: Sizes, error: Exception) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    said = said if len(said) <= 300 else said[:300] + " ..."
+    return f"the model does not take {say_sizes(names, sizes)}: {said}; narrow the range, or give it steps"

@@ -1,0 +1,1 @@
+"""Peaks of devices, and the share of them that a measured time achieved: MFU and HFU."""

@@ -1,0 +1,255 @@
+"""The utilisation: the share of the devices' peak that a measured time achieved, in model FLOPs or in all that ran."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import NamedTuple, Protocol, TypeAlias
+
+from fvflops.features.utilisation.devices import Device, find_device, short_dtype
+from fvflops.formulas.quotation import shorten
+from fvflops.trace import Counts
+from fvflops.units import format_percent, format_seconds, format_size, format_thousands
+
+RECOMPUTE = "recompute"
+FLOAT32_MATMUL = ("ieee", "tf32")
+# The ops that cuDNN does, which torch lets it do in tf32 unless told otherwise.
+_CUDNN = re.compile(
+    r"aten::_?(conv(olution|_transpose|[123]d)|cudnn_(convolution|rnn)|(lstm|gru|rnn_tanh|rnn_relu)\b)"
+    r"|torch\.nn\.(Lazy)?(Conv(Transpose)?[123]d|LSTM|GRU|RNN)$"
+)
+# A number above this is taken for a mistake, and a share above this is not written out.
+_HUGE = 1e300
+_MOST = 10**6
+
+
+class UtilisationError(ValueError):
+    """A utilisation of more than 100 %: one of the figures that it was computed from is wrong."""
+
+
+class Counted(Protocol):
+    """What has counts: an analysis of a model or of a run."""
+
+    def counts(self) -> Counts:
+        """Return the counts."""
+
+
+Work: TypeAlias = "float | Mapping[object, float] | Counts | Counted"
+
+
+def mfu(
+    counts: Work,
+    seconds: float,
+    *,
+    device: str | Device,
+    dtype: object = None,
+    devices: int = 1,
+    sparse: bool = False,
+    float32_matmul: str | None = None,
+) -> float:
+    """Return the model FLOPs utilisation: the least time that the peak allows for the model's FLOPs, over `seconds`.
+
+    The share is 0 to 1. `counts` is what all `devices` together did in `seconds`: a number of FLOPs (a multiply-add is
+    2) of one `dtype`; a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them,
+    whose FLOPs are 2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. The
+    phase "recompute" is left out: what is run twice to save memory is not the model's. Keep it out of a number too.
+
+    PaLM's figure counts matrix products alone, forward and backward. The table `default` is these and norms, pooling
+    and the like, a thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in
+    PaLM. An op that the table does not know is not in it: see the counts' ledger.
+
+    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in a file of your own give
+    `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` takes the peak for
+    2:4 sparsity where a dtype has one; the FLOPs are then those of the dense product.
+
+    `float32_matmul` says how float32 products ran: "ieee", or "tf32", which takes those of Counts, and all that is
+    float32 in a number or mapping, at the peak for tf32. None is what torch does by default on NVIDIA: "ieee", but
+    cuDNN's convolutions and RNNs in Counts "tf32" where the device has it (`torch.backends.cudnn.allow_tf32`).
+
+    More than 100 % raises UtilisationError, which tells what to check. Other bad input raises ValueError.
+
+    Source: Chowdhery et al. 2022, PaLM, appendix B. Its 540B model, 6N + 12LHQT FLOPs a token, 238.3 thousand tokens/s:
+
+    >>> flops = 6 * 540_350_000_000 + 12 * 118 * 48 * 256 * 2048
+    >>> round(mfu(flops * 238_300, 1.0, device="TPU v4", dtype="bf16", devices=6144), 3)
+    0.462
+    """
+    known = device if isinstance(device, Device) else find_device(device)
+    work = _read_work(counts, dtype, known, float32_matmul, without=RECOMPUTE)
+    return _utilise("MFU", work, seconds, known, devices, sparse)
+
+
+def hfu(
+    counts: Work,
+    seconds: float,
+    *,
+    device: str | Device,
+    dtype: object = None,
+    devices: int = 1,
+    sparse: bool = False,
+    float32_matmul: str | None = None,
+) -> float:
+    """Return the hardware FLOPs utilisation, 0 to 1: as `mfu`, but of all that ran, recomputation included.
+
+    Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
+
+    >>> hfu({"bf16": 4 * 10**14}, 1.0, device="H100"), mfu({"bf16": 3 * 10**14}, 1.0, device="H100")
+    (0.4042..., 0.3032...)
+    """
+    known = device if isinstance(device, Device) else find_device(device)
+    work = _read_work(counts, dtype, known, float32_matmul, without=None)
+    return _utilise("HFU", work, seconds, known, devices, sparse)
+
+
+def _read_work(
+    counts: Work, dtype: object, device: Device, float32_matmul: str | None, *, without: str | None
+) -> dict[str, Fraction]:
+    """Return dtype → FLOPs of what was counted, a phase left out."""
+    check_float32_matmul(float32_matmul)
+    if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
+        counts = counts.counts()  # type: ignore[union-attr]
+    if isinstance(counts, Counts):
+        return _read_entries(counts, dtype, device, float32_matmul, without)
+    if isinstance(counts, Mapping):
+        if dtype is not None:
+            raise ValueError("counts names its dtypes: leave dtype out")
+    elif dtype is None:
+        raise ValueError("counts is a number of FLOPs: say in which dtype, such as dtype='bf16'")
+    amounts = counts if isinstance(counts, Mapping) else {dtype: counts}
+    work: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for name, amount in amounts.items():
+        work[_product_dtype(short_dtype(name), float32_matmul)] += _read_number(amount, "counts")
+    return _check_work(work)
+
+
+def check_float32_matmul(float32_matmul: str | None) -> None:
+    """Raise ValueError if there is no such way to run products of float32."""
+    if float32_matmul not in (None, *FLOAT32_MATMUL):
+        raise ValueError(f"float32_matmul is {shorten(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
+
+
+def _read_entries(
+    counts: Counts, dtype: object, device: Device, float32_matmul: str | None, without: str | None
+) -> dict[str, Fraction]:
+    if counts.metric != "flops":
+        raise ValueError(f"these are counts of {counts.metric}: give those of flops")
+    work: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for entry in counts.entries:
+        if entry.phase == without or not (entry.macs or entry.flops):
+            continue
+        name = entry.dtype if dtype is None else dtype
+        if not name:
+            flops = format_size(2 * entry.macs + entry.flops)
+            raise ValueError(f"the counts do not tell in which dtype {entry.op} did its {flops} FLOPs: say dtype=")
+        short = short_dtype(name)
+        work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * entry.macs
+        work[short] += entry.flops
+    return _check_work(work)
+
+
+def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | None = None) -> str:
+    """Return the dtype at whose peak an op's products run: its own by the short name, or tf32 where fp32 runs so.
+
+    `float32_matmul` is that of `mfu`.
+
+    >>> [product_dtype(op, "fp32", find_device("A100")) for op in ("aten::conv2d", "aten::linear")]
+    ['tf32', 'fp32']
+    """
+    default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
+    return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)
+
+
+def _product_dtype(dtype: str, float32_matmul: str | None) -> str:
+    return "tf32" if dtype == "fp32" and float32_matmul == "tf32" else dtype
+
+
+def _check_work(work: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    done = {dtype: flops for dtype, flops in work.items() if flops}
+    if not done:
+        raise ValueError("the counts are zero: there is nothing that could use a device")
+    return done
+
+
+def _read_number(value: object, what: str) -> Fraction:
+    """Return a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _HUGE:  # type: ignore[operator]
+        raise ValueError(f"{what} is {shorten(repr(value))}: give a number that is finite and not negative")
+    return Fraction(int(value) if isinstance(value, Integral) else float(value))
+
+
+class _Machine(NamedTuple):
+    """The devices that ran."""
+
+    device: Device
+    devices: int
+    sparse: bool
+
+    def peak(self, dtype: str) -> int:
+        """Return the peak of all devices together."""
+        sparse = self.sparse and dtype in self.device.sparse
+        return self.devices * self.device.peak(dtype, sparse=sparse)
+
+    def times(self, work: Mapping[str, Fraction]) -> dict[str, Fraction]:
+        """Return dtype → the least seconds that its work takes."""
+        return {dtype: flops / self.peak(dtype) for dtype, flops in work.items()}
+
+
+def _utilise(
+    name: str, work: Mapping[str, Fraction], seconds: float, device: Device, devices: int, sparse: bool
+) -> float:
+    taken = _read_number(seconds, "seconds")
+    if not taken:
+        raise ValueError("seconds is 0: give the time that was measured")
+    if isinstance(devices, bool) or not isinstance(devices, Integral) or devices < 1:
+        raise ValueError(f"devices is {shorten(repr(devices))}: give the number of devices, from 1")
+    if sparse and not set(work) & set(device.sparse):
+        known = ", ".join(device.dtypes(sparse=True)) or "no dtype"
+        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {known}, and the counts are of {', '.join(work)}")
+    machine = _Machine(device, int(devices), sparse)
+    share = sum(machine.times(work).values()) / taken
+    utilisation = float(min(share, _MOST))  # as a float, so that a time that was rounded to one may be the least
+    if utilisation > 1:
+        raise UtilisationError(_tell(name, work, taken, machine))
+    return utilisation
+
+
+def _tell(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
+    """Return what is wrong with a utilisation above 100 %, and which of its inputs would explain it."""
+    least = sum(machine.times(work).values(), Fraction())
+    share = least / seconds
+    done = " + ".join(f"{format_size(round(flops))} FLOPs in {dtype}" for dtype, flops in work.items())
+    devices = f"devices (at least {format_thousands(math.ceil(share * machine.devices))})"
+    checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MOST else "devices"]
+    if not machine.sparse and set(work) & set(machine.device.sparse):
+        checks.append(_check_sparse(work, seconds, machine))
+    checks.append("counts (a kernel may skip work that they hold, such as the masked half of causal attention)")
+    return (
+        f"{name} would be {_percent(share)}: {done} take {format_thousands(machine.devices)} × {machine.device.name} "
+        f"at least {format_seconds(float(least))}, and seconds is {format_seconds(float(seconds))}; "
+        f"check {', '.join(checks)}"
+    )
+
+
+def _check_dtype(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
+    """Return what the utilisation would be if the slowest part of the work were in a faster dtype."""
+    times = machine.times(work)
+    slowest = max(times, key=lambda dtype: times[dtype])
+    hints = []
+    for dtype in sorted(machine.device.dtypes(), key=machine.peak):
+        time = sum(times.values()) - times[slowest] + work[slowest] / machine.peak(dtype)
+        if times[slowest] > work[slowest] / machine.peak(dtype) and time <= seconds and dtype != "int8":
+            hints.append(f"{_percent(time / seconds)} at {dtype}")
+    return f"dtype (it was taken as {slowest}: {', '.join(hints[:3])})" if hints else "dtype"
+
+
+def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
+    time = sum(machine._replace(sparse=True).times(work).values(), Fraction())
+    return f"sparse ({_percent(time / seconds)} at the 2:4 peak)" if time <= seconds else "sparse"
+
+
+def _percent(share: Fraction) -> str:
+    return format_percent(*share.as_integer_ratio()) if share < _MOST else f"over {format_percent(_MOST, 1)}"

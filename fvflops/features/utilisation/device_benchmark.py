@@ -1,0 +1,191 @@
+"""The peaks of a machine: matrix products and memory timed on it, so that a roofline can be drawn for it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.features.utilisation.devices import Device
+
+# What is timed at each peak; tf32 is float32 with CUDA's permission to round the operands.
+PRODUCTS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+_SMALLEST, _LARGEST = 256, 16384  # sides of the matrices
+_REPEATS = 5  # at least
+_SHARE_OF_MEMORY = 16  # an array takes at most that part of the memory
+_ARRAY = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes of an array: far more than any cache holds
+
+
+def measure_device(
+    where: str | torch.device | None = None, *, dtypes: Sequence[str] | None = None, seconds: float = 1.0
+) -> Device:
+    """Return what a device of this machine can do: FLOP/s of matrix products by dtype, and bytes/s of its memory.
+
+    `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
+    (tf32 on CUDA alone); one that the device cannot multiply is left out. About `seconds` go to each figure. Products
+    are of square matrices, whose sides are doubled as long as there is time; the fastest run counts. The bandwidth is
+    that of a copy or of a triad (a = b + s*c) over arrays beyond the caches, whichever is higher, each number read or
+    written counted once: a CPU that reads a line before it overwrites it moves more. fp8 and int8 are not measured.
+    Another device, and a dtype that is not in the list, raise ValueError.
+    """
+    device = _place(where)
+    unknown = [dtype for dtype in dtypes or () if dtype not in PRODUCTS]
+    if unknown:
+        raise ValueError(f"the peak for {unknown[0]!r} is not measured: take {', '.join(PRODUCTS)}")
+    if not seconds > 0:
+        raise ValueError(f"seconds is {seconds!r}: give a positive time")
+    chosen = [dtype for dtype in dtypes or PRODUCTS if dtype != "tf32" or device.type == "cuda"]
+    with torch.no_grad():
+        peaks = {dtype: peak for dtype in chosen if (peak := _time_products(device, dtype, seconds))}
+        bandwidth = _time_memory(device, seconds)
+    return replace(_describe(device), matrix=peaks, bandwidth=bandwidth)
+
+
+def write_device(device: Device) -> str:
+    """Return a device as a YAML file of devices, which `find_device(name, file=...)` reads.
+
+    >>> print(write_device(Device("mine", matrix={"bf16": 400e12}, bandwidth=2e12, source="measured")), end="")
+    devices:
+      "mine":
+        matrix: {bf16: 400000000000000}
+        bandwidth: 2000000000000
+        source: "measured"
+    """
+    lines = ["devices:", f"  {_quote(device.name)}:"]
+    for key in ("vendor", "unit"):
+        if getattr(device, key):
+            lines.append(f"    {key}: {_quote(getattr(device, key))}")
+    for kind in ("matrix", "sparse", "vector"):
+        peaks: Mapping[str, float] = getattr(device, kind)
+        if peaks:
+            lines.append(f"    {kind}: {{{', '.join(f'{dtype}: {int(peak)}' for dtype, peak in peaks.items())}}}")
+    for key in ("bandwidth", "memory"):
+        if getattr(device, key) is not None:
+            lines.append(f"    {key}: {int(getattr(device, key))}")
+    for key in ("source", "note"):
+        if getattr(device, key):
+            lines.append(f"    {key}: {_quote(getattr(device, key))}")
+    return "\n".join(lines) + "\n"
+
+
+def _place(where: str | torch.device | None) -> torch.device:
+    """Return a device that can be measured."""
+    try:
+        device = torch.device(where if where is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError:
+        raise ValueError(f"{where!r} is no device of this machine: measure 'cpu' or 'cuda'") from None
+    if device.type not in _ARRAY:
+        raise ValueError(f"a device of type {device.type!r} is not measured: take 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no device {device} here to measure: take 'cpu'")
+    return device
+
+
+def _quote(text: str) -> str:
+    """Return a text as YAML's double quotes hold it."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{plain}"'
+
+
+def _describe(device: torch.device) -> Device:
+    """Return the device's name and memory, with a peak that is to be replaced."""
+    source = f"measured with torch {torch.__version__}"
+    placeholder = {"fp32": 1.0}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        vendor = "AMD" if torch.version.hip else "NVIDIA"
+        memory = properties.total_memory
+        return Device(properties.name, placeholder, memory=memory, vendor=vendor, unit="one GPU", source=source)
+    threads = torch.get_num_threads()
+    name = platform.processor() or platform.machine() or "CPU"
+    unit = f"one machine, {threads} thread{'' if threads == 1 else 's'}"
+    return Device(f"{name} CPU", placeholder, memory=_memory(device), unit=unit, source=source)
+
+
+def _memory(device: torch.device) -> int:
+    """Return the bytes of memory, of a CUDA device those that are free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
+    """Return the FLOP/s of the fastest product, 0 where the device has none in that dtype."""
+    best, side, until = 0, _SMALLEST, time.perf_counter() + seconds
+    with deferred(), _rounding_operands(device, dtype == "tf32"), allowed():
+        while side <= _LARGEST:
+            try:
+                left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))
+                taken = _best_time(device, partial(torch.mm, left, right, out=out), seconds / 8)
+            except RuntimeError:  # no such product on this device, or no memory for it
+                break
+            best = max(best, int(2 * side**3 / taken))
+            if 8 * taken * (_REPEATS + 1) > until - time.perf_counter():  # twice the side is 8 times the work
+                break
+            side *= 2
+    return best
+
+
+def _time_memory(device: torch.device, seconds: float) -> int:
+    """Return the bytes/s of a copy or a triad, whichever is faster."""
+    length = min(_ARRAY[device.type], _memory(device) // _SHARE_OF_MEMORY) // 4
+    a, b, c = (torch.ones(length, device=device) for _ in range(3))
+    copied = 2 * a.nbytes / _best_time(device, partial(a.copy_, b), seconds / 2)
+    added = 3 * a.nbytes / _best_time(device, partial(torch.add, b, c, alpha=3.0, out=a), seconds / 2)
+    return int(max(copied, added))
+
+
+def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
+    """Return the seconds of the fastest run after a first one, of `_REPEATS` or as many as there is time for."""
+    until = time.perf_counter() + seconds
+    run()
+    clock = _time_on_cuda if device.type == "cuda" else _time_on_cpu
+    times: list[float] = []
+    while len(times) < _REPEATS or time.perf_counter() < until:
+        times.append(clock(device, run))
+    return min(times)
+
+
+def _time_on_cpu(_: torch.device, run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+@contextmanager
+def _rounding_operands(device: torch.device, may: bool) -> Iterator[None]:
+    """Let CUDA round the operands of float32 products to tf32, or forbid it, and put the setting back."""
+    if device.type != "cuda":
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    settings.allow_tf32 = may
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before

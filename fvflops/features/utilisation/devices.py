@@ -1,0 +1,264 @@
+"""The devices: what an accelerator can do at most, read from a YAML file in which each figure names its document."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from fvflops import paths
+from fvflops.formulas.quotation import shorten
+from fvflops.formulas.yaml_document import Node, read_document
+
+SHIPPED = paths.SCHEME + "devices.yaml"
+
+# The dtypes of peaks, and what torch calls those that run at each; complex numbers run at the peak of their parts.
+DTYPES = {
+    "fp64": ("float64", "double", "complex128", "cdouble"),
+    "fp32": ("float32", "float", "complex64", "cfloat"),
+    "tf32": ("tfloat32",),
+    "fp16": ("float16", "half", "complex32", "chalf"),
+    "bf16": ("bfloat16",),
+    "fp8": ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    "int8": ("uint8", "qint8", "quint8"),
+    "fp4": ("float4_e2m1fn_x2",),
+}
+_SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
+
+# Words of a name that tell no device from another.
+_VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "gpu")
+_KINDS = ("matrix", "sparse", "vector")
+_AMOUNTS = ("bandwidth", "memory")
+_TEXTS = ("vendor", "unit", "source", "note")
+_KEYS = (*_KINDS, *_AMOUNTS, *_TEXTS, "aliases")
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
+
+Returned = TypeVar("Returned")
+
+
+def short_dtype(dtype: object) -> str:
+    """Return the name under which a device has its peak for a dtype, given as torch's or by any of its names.
+
+    >>> short_dtype("torch.bfloat16"), short_dtype("float8_e4m3fn"), short_dtype("fp32")
+    ('bf16', 'fp8', 'fp32')
+    >>> short_dtype("bloat16")
+    Traceback (most recent call last):
+    ValueError: no device has a peak for the dtype 'bloat16': did you mean 'bfloat16'?
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name.lower() not in _SHORT:
+        # int64 is no slip of the pen for int8.
+        near = [] if "int" in name else get_close_matches(name.lower(), _SHORT, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"peaks are for {', '.join(DTYPES)}"
+        raise ValueError(f"no device has a peak for the dtype {shorten(name)!r}: {hint}")
+    return _SHORT[name.lower()]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
+
+    `matrix` holds those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
+    outside the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None where
+    unknown. `unit` says what one device is: a GPU, a die, a module. `source` names the document. The peaks are kept
+    under short names, those of DTYPES; figures that contradict each other raise ValueError.
+
+    >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
+    >>> mine.peak("bf16"), mine.dtypes()
+    (400000000000000, ('fp32', 'bf16'))
+    """
+
+    name: str
+    matrix: Mapping[str, float] = field(default_factory=dict)
+    sparse: Mapping[str, float] = field(default_factory=dict)
+    vector: Mapping[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
+    memory: float | None = None
+    vendor: str = ""
+    aliases: tuple[str, ...] = ()
+    unit: str = ""
+    source: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for kind in _KINDS:
+            object.__setattr__(self, kind, _check_peaks(getattr(self, kind), f"{kind} of {self.name}"))
+        for amount in _AMOUNTS:
+            if getattr(self, amount) is not None:
+                object.__setattr__(self, amount, _check_amount(getattr(self, amount), f"{amount} of {self.name}"))
+        if not self.matrix and not self.vector:
+            raise ValueError(f"{self.name} has no peak: give matrix or vector, such as matrix={{'bf16': 400e12}}")
+        for dtype, peak in self.sparse.items():
+            if peak < self.matrix.get(dtype, math.inf):
+                dense = f"the dense {self.matrix[dtype]}" if dtype in self.matrix else "nothing dense: give matrix too"
+                raise ValueError(f"sparse of {self.name}: {dtype} has {peak} beside {dense}")
+
+    def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
+        """Return the dtypes for which there is a peak, or one for 2:4 sparsity."""
+        return tuple(dtype for dtype in DTYPES if dtype in (self.sparse if sparse else {**self.matrix, **self.vector}))
+
+    def peak(self, dtype: object, *, sparse: bool = False) -> int:
+        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError naming those with one.
+
+        Without `sparse` that is the higher of the matrix and the vector units' for dense operands.
+
+        >>> find_device("H100").peak("float32"), find_device("H100").peak("bfloat16")
+        (66900000000000, 989400000000000)
+        """
+        short = short_dtype(dtype)
+        kinds = (self.sparse,) if sparse else (self.matrix, self.vector)
+        peaks = [int(kind[short]) for kind in kinds if short in kind]
+        if not peaks:
+            known = ", ".join(self.dtypes(sparse=sparse)) or "none"
+            raise ValueError(f"{self.name} has no peak for {short}{' at 2:4 sparsity' * sparse}: it has {known}")
+        return max(peaks)
+
+
+def find_device(name: str, *, file: str = SHIPPED) -> Device:
+    """Return the device of a name, as `torch.cuda.get_device_name()` gives it or shorter, whatever its case and order.
+
+    `file` is a YAML file in the form of `fvflops://devices.yaml`, at a path or a URI that iopath knows. An unknown name
+    raises ValueError naming the nearest: no variant of a device is taken for another. A mistake in the file raises
+    TableError, whose message starts with the file and the line.
+
+    >>> [find_device(name).name for name in ("h100", "NVIDIA H100 80GB HBM3", "A100-SXM4-80GB", "Tesla T4", "tpu v5e")]
+    ['H100 SXM', 'H100 SXM', 'A100 SXM 80GB', 'T4', 'TPU v5e']
+    >>> find_device("H10")
+    Traceback (most recent call last):
+    ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or in a YAML file
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the device is {shorten(repr(name))}: write its name, such as 'H100', or give a Device")
+    devices = load_devices(file)
+    key = _key(name)
+    for device in devices:
+        if key in map(_key, (device.name, *device.aliases)):
+            return device
+    if "mig" in key:
+        raise ValueError(f"{shorten(name)!r} is a slice of a device, whose peak no datasheet tells: give a Device")
+    known = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
+    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean {known[near[0]]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
+    )
+    raise ValueError(f"no device {shorten(name)!r}: {hint} Others can be given as a Device or in a YAML file")
+
+
+def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
+    """Return the devices of a YAML file, as `find_device` reads it; the shipped one is read once.
+
+    >>> load_devices()[0].source
+    'NVIDIA V100 Tensor Core GPU, datasheet'
+    """
+    file = os.fspath(file)
+    return _load_shipped() if file == SHIPPED else _load(file)
+
+
+@lru_cache(maxsize=1)
+def _load_shipped() -> tuple[Device, ...]:
+    return _load(SHIPPED)
+
+
+def _load(file: str) -> tuple[Device, ...]:
+    document = read_document(file)
+    fields = _fields(document, "a file of devices", ("description", "devices"))
+    if "description" in fields:
+        fields["description"].text("description")
+    entries = fields["devices"].fields("devices") if "devices" in fields else {}
+    if not entries:
+        raise document.mistake(
+            "there are no devices: write devices, and under it a name with matrix, vector and source"
+        )
+    seen: dict[tuple[str, ...], str] = {}
+    devices = []
+    for name, node in entries.items():
+        device = _read_device(name, node)
+        _refuse_twice(device, node, seen)
+        devices.append(device)
+    return tuple(devices)
+
+
+def _read_device(name: str, node: Node) -> Device:
+    fields = _fields(node, "a device", _KEYS)
+    if "source" not in fields:
+        raise node.mistake(f"{name} has no source: name the document that its figures are from")
+    values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
+    for kind in _KINDS:
+        if kind in fields:
+            values[kind] = _read_peaks(fields[kind], f"{kind} of {name}")
+    for amount in _AMOUNTS:
+        if amount in fields:
+            values[amount] = _read_number(fields[amount], f"{amount} of {name}")
+    if "aliases" in fields:
+        items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
+        values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
+    return _blame(node, partial(Device, name, **values))
+
+
+def _fields(node: Node, what: str, keys: tuple[str, ...]) -> dict[str, Node]:
+    fields = node.fields(what)
+    for key, value in fields.items():
+        if key not in keys:
+            near = get_close_matches(key, keys, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"{what} has {', '.join(keys)}"
+            raise value.mistake(f"unknown key {shorten(key)!r}: {hint}")
+    return fields
+
+
+def _read_peaks(node: Node, what: str) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for key, value in node.fields(what).items():
+        dtype = _blame(value, partial(short_dtype, key))
+        if dtype in peaks:
+            raise value.mistake(f"{what}: {dtype} stands twice, once as {key}")
+        peaks[dtype] = _read_number(value, f"{what} at {key}")
+    return peaks
+
+
+def _read_number(node: Node, what: str) -> int:
+    text = node.text(what)
+    if not _NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) == 0:
+        raise node.mistake(f"{what} is {shorten(text)!r}: write a number such as 989.4e12")
+    return int(float(text))
+
+
+def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) -> None:
+    for name in (device.name, *device.aliases):
+        key = _key(name)
+        if not key:
+            raise node.mistake(f"{shorten(name)!r} names no device: write more than its vendor")
+        if key in seen:
+            raise node.mistake(f"{name!r} stands twice: as a name of {seen[key]} too")
+        seen[key] = device.name
+
+
+def _blame(node: Node, make: Callable[[], Returned]) -> Returned:
+    """Return what a function makes; the ValueError that it raises gets the file and line of a node."""
+    try:
+        return make()
+    except ValueError as error:
+        raise node.mistake(str(error)) from None
+
+
+def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:
+    checked = {short_dtype(dtype): _check_amount(peak, f"{what} at {dtype}") for dtype, peak in peaks.items()}
+    if len(checked) != len(peaks):
+        raise ValueError(f"{what}: {', '.join(map(str, peaks))} name one dtype twice")
+    return checked
+
+
+def _check_amount(amount: float, what: str) -> int:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < math.inf:
+        raise ValueError(f"{what} is {shorten(repr(amount))}: give a positive number")
+    return int(amount)
+
+
+def _key(name: str) -> tuple[str, ...]:
+    """Return the sorted words and numbers of a name but its vendor's: "A100-SXM4-80GB" is "NVIDIA A100 80GB SXM4"."""
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    return tuple(sorted(word for word in words if word not in _VENDORS))

@@ -1,0 +1,1 @@
+"""Formulas that YAML cannot express, which a table names with `use`."""

@@ -1,0 +1,182 @@
+"""The einsum: the products that torch runs for an equation, and the number that numpy prints for it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.functions.einsum_equation import Equation, Index, read_equation
+from fvflops.formulas.functions.matmul import multiply_pair
+from fvflops.formulas.language.call import Call
+from fvflops.trace import tensors_in
+
+
+def count_einsum(call: Call) -> Cost:
+    """Return the cost of an einsum as torch runs it: the batched matrix products of its contraction path.
+
+    Operands are multiplied in pairs from the left, or along `path`. Before a product each operand is summed over the
+    indices that it alone still has and that the output lacks; a product without an index to sum is elementwise and has
+    no multiply-adds. Takes aten::einsum. Source: `einsum` in ATen's Linear.cpp.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
+    >>> count_einsum(Call("aten::einsum", {"equation": "ij,jk", "tensors": pair}, (TensorSpec((2, 4)),))).macs
+    24
+    """
+    contraction = contract(call)
+    return Cost(
+        macs=sum(multiply_pair(*step.apart, step.summed)[0] for step in contraction.steps), activations=call.out.numel
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One product of an einsum: the shapes of both factors, the axes that one alone ends, and those that both share."""
+
+    factors: tuple[list[int], list[int]]
+    alone: list[int]
+    summed: list[int]
+
+    @property
+    def apart(self) -> tuple[list[int], list[int]]:
+        """The factors' shapes after the sums over the axes that one alone has."""
+        left, right = ([1 if axis in self.alone else size for axis, size in enumerate(f)] for f in self.factors)
+        return left, right
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The products of an einsum in order, the shape of what is left, and the axes over which that is summed."""
+
+    steps: tuple[Step, ...]
+    last: list[int]
+    left_over: range
+
+
+def contract(call: Call) -> Contraction:
+    """Return the products that torch runs for an einsum; see `count_einsum`."""
+    equation = _equation_of(call)
+    order = [*equation.output, *sorted(equation.sizes.keys() - set(equation.output))]
+    shapes = [list(spec.shape) for spec in tensors_in(call.arguments["tensors"])]
+    factors = [_align(term, shape, order) for term, shape in zip(equation.operands, shapes, strict=True)]
+    uses = Counter(axis for factor in factors for axis, size in enumerate(factor) if size != 1)
+    path = list(_path_of(call))
+    from_left = not path
+    ends = range(len(equation.output), len(order))
+    steps: list[Step] = []
+    while len(factors) > 1:
+        first, second = (0, 1) if from_left else sorted((path.pop(0), path.pop(0)))
+        right, left = factors.pop(second), factors.pop(first)
+        step = Step((left, right), *_finish(left, right, uses, ends))
+        steps.append(step)
+        factors.insert(0 if from_left else len(factors), multiply_pair(*step.apart, step.summed)[1])
+    return Contraction(tuple(steps), factors[0], ends)
+
+
+def count_fvcore_einsum(call: Call) -> Cost:
+    """Return the cost of an einsum by fvcore: half of the count that numpy.einsum_path prints, rounded down.
+
+    numpy prints the count of the cheapest path with four digits, so 88,700,958 multiply-adds are 88,700,000 here. Two
+    equations that fvcore knows are exact. Takes aten::einsum. Source: fvcore's `einsum_flop_jit`, and
+    `numpy.einsum_path(..., optimize="optimal")`.
+    """
+    equation = _equation_of(call)
+    exact = _known_product(str(call.arguments["equation"]), equation)
+    if exact is not None:
+        return Cost(macs=exact, activations=call.out.numel)
+    printed = f"{_optimal_flops(equation) + 1:.3e}"
+    return Cost(macs=math.floor(float(printed) / 2), activations=call.out.numel)
+
+
+def count_numpy_einsum(call: Call) -> Cost:
+    """Return the cost of an einsum by DeepSpeed and calflops: the flops that numpy.einsum_path prints, no macs.
+
+    They stand there with four digits; see `count_fvcore_einsum`. Takes aten::einsum. Source: `_einsum_flops_compute` in
+    deepspeed/profiling/flops_profiler/profiler.py.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
+    >>> count_numpy_einsum(Call("aten::einsum", {"equation": "ij,jk", "tensors": pair}, (TensorSpec((2, 4)),)))
+    Cost(macs=0, flops=49, activations=None)
+    """
+    return Cost(flops=int(float(f"{_optimal_flops(_equation_of(call)) + 1:.3e}")))
+
+
+def _equation_of(call: Call) -> Equation:
+    shapes = [spec.shape for spec in tensors_in(call.arguments["tensors"])]
+    return read_equation(str(call.arguments["equation"]), shapes)
+
+
+def _path_of(call: Call) -> tuple[int, ...]:
+    path = call.arguments.get("path")
+    return tuple(int(place) for place in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
+
+
+def _finish(left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Return the axes that end with this product: those that one operand alone still has, and those that both share."""
+    alone, summed = [], []
+    for axis in axes:
+        if left[axis] != 1 and right[axis] != 1:
+            uses[axis] -= 1
+            if uses[axis] == 1:
+                summed.append(axis)
+        elif uses[axis] == 1 and (left[axis] != 1 or right[axis] != 1):
+            alone.append(axis)
+        else:
+            continue
+        if uses[axis] == 1:
+            uses[axis] = 0
+    return alone, summed
+
+
+def _align(term: tuple[Index, ...], shape: list[int], order: list[Index]) -> list[int]:
+    sizes = dict(zip(term, shape, strict=True))
+    return [sizes.get(index, 1) for index in order]
+
+
+def _known_product(text: str, equation: Equation) -> int | None:
+    letters = dict.fromkeys(letter for letter in text if letter.isalpha())
+    form = "".join("abcdefghijklmnopqrstuvwxyz"[list(letters).index(c)] if c in letters else c for c in text)
+    if form.replace(" ", "") not in ("abc,abd->acd", "abc,adc->adb"):
+        return None
+    return math.prod(equation.sizes.values())
+
+
+def _optimal_flops(equation: Equation) -> int:
+    """Return the flops of the path that numpy calls optimal: n - 1 for a product of n operands, 1 more for its sum."""
+    terms = [frozenset(term) for term in equation.operands]
+    output = frozenset(equation.output)
+    sizes = equation.sizes
+    if len(terms) <= 2 or frozenset().union(*terms) == output:
+        return _contract(terms, range(len(terms)), output, sizes)[0]
+    # numpy lets no intermediate result exceed the largest operand or the output, repeated indices multiplied twice.
+    limit = max(math.prod(sizes[index] for index in term) for term in (*equation.operands, equation.output))
+    paths = [(0, terms)]
+    while len(paths[0][1]) > 1:
+        longer = []
+        for cost, remaining in paths:
+            for pair in combinations(range(len(remaining)), 2):
+                added, after = _contract(remaining, pair, output, sizes)
+                if math.prod(sizes[index] for index in after[-1]) <= limit:
+                    longer.append((cost + added, after))
+        if not longer:
+            cost, remaining = min(paths, key=lambda path: path[0])
+            return cost + _contract(remaining, range(len(remaining)), output, sizes)[0]
+        paths = longer
+    return min(cost for cost, _ in paths)
+
+
+def _contract(
+    terms: list[frozenset[Index]], chosen: Iterable[int], output: frozenset[Index], sizes: dict[Index, int]
+) -> tuple[int, list[frozenset[Index]]]:
+    """Return the flops of multiplying the chosen terms, and the terms that are left, the result last."""
+    places = set(chosen)
+    inside = frozenset().union(*(terms[place] for place in places))
+    rest = [term for place, term in enumerate(terms) if place not in places]
+    result = inside & output.union(*rest)
+    factor = max(1, len(places) - 1) + (result != inside)
+    return factor * math.prod(sizes[index] for index in inside), [*rest, result]

@@ -1,0 +1,1 @@
+"""Formulas of the `exact` convention: every floating-point operation."""

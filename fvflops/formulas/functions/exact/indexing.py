@@ -1,0 +1,38 @@
+"""The exact index_put: where it accumulates, an addition for each element that it writes."""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec
+
+
+def count_exact_index_put(call: Call) -> Cost:
+    """Return the cost of an index_put: nothing, or with `accumulate` an addition for each place that is named.
+
+    The indices broadcast together, dimensions without one are taken whole, and the values broadcast to that. A mask
+    names as many places as the values say. Takes aten::index_put and its kin.
+
+    >>> arguments = {"self": TensorSpec((4, 3)), "indices": (TensorSpec((2,), "int64"),), "values": TensorSpec((3,))}
+    >>> count_exact_index_put(Call("aten::index_put", {**arguments, "accumulate": True}, ())).flops
+    6
+    """
+    if not call.arguments.get("accumulate"):
+        return Cost()
+    target, values = call.tensor("self"), call.tensor("values")
+    indices = call.arguments["indices"]
+    given = [item for item in (indices if isinstance(indices, tuple) else ()) if isinstance(item, TensorSpec)]
+    each = 2 if target.is_complex else 1
+    if any(item.dtype in ("bool", "uint8") for item in given):
+        return Cost(flops=each * values.numel)
+    axes = zip_longest(*(item.shape[::-1] for item in given), fillvalue=1)
+    named = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
+    whole = [size for axis, size in enumerate(target.shape) if not _has_index(indices, axis)]
+    return Cost(flops=each * named * math.prod(whole))
+
+
+def _has_index(indices: object, axis: int) -> bool:
+    return isinstance(indices, tuple) and axis < len(indices) and isinstance(indices[axis], TensorSpec)

@@ -1,0 +1,45 @@
+"""The exact adaptive pooling: windows that cover the input, and may differ in size and overlap."""
+
+from __future__ import annotations
+
+import math
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec
+
+
+def count_exact_adaptive_average(call: Call) -> Cost:
+    """Return the cost of an adaptive average pooling: an addition for each element of a window, a division each result.
+
+    Takes aten::adaptive_avg_pool2d, _adaptive_avg_pool3d and their kin.
+
+    >>> image, out = TensorSpec((1, 3, 5, 6)), TensorSpec((1, 3, 3, 2))
+    >>> count_exact_adaptive_average(Call("pool", {"self": image, "output_size": (3, 2)}, (out,))).flops
+    144
+    """
+    out = call.out
+    return Cost(flops=_covered(call.tensor("self"), out, len(call.arguments["output_size"])) + out.numel)  # type: ignore[arg-type]
+
+
+def count_exact_adaptive_maximum(call: Call) -> Cost:
+    """Return the cost of an adaptive maximum pooling: a compare-select for each element of a window."""
+    return Cost(flops=_covered(call.tensor("self"), call.out, len(call.arguments["output_size"])))  # type: ignore[arg-type]
+
+
+def count_exact_adaptive_average_backward(call: Call) -> Cost:
+    """Return the cost of the backward of an adaptive average pooling: a division, an addition for each element.
+
+    Takes aten::_adaptive_avg_pool2d_backward, 3d and their kin.
+    """
+    grad = call.tensor("grad_output")
+    return Cost(flops=_covered(call.tensor("self"), grad, 2 if "2d" in call.op else 3) + grad.numel)
+
+
+def _covered(image: TensorSpec, out: TensorSpec, spatial: int) -> int:
+    """Return how many elements the windows of all results have together.
+
+    Along a dimension window i of m reaches from floor(i*n/m) to ceil((i + 1)*n/m), and all have n + m - gcd(n, m).
+    """
+    sizes = zip(image.shape[-spatial:], out.shape[-spatial:], strict=True)
+    return math.prod(out.shape[:-spatial]) * math.prod(n + m - math.gcd(n, m) if n and m else 0 for n, m in sizes)

@@ -1,0 +1,146 @@
+"""The exact recurrence: the products of LSTM, GRU and plain RNN layers, and beside them biases, gates and dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.functions.rnn import (
+    count_recurrence,
+    count_recurrence_backward,
+    find_matrices,
+    find_rows,
+    wants_weights,
+)
+from fvflops.formulas.language.call import Call
+from fvflops.trace import tensors_in
+
+# cuDNN's, MIOpen's and oneDNN's numbers of the cells.
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one hidden unit of a cell costs in a step, beside the products.
+
+    `gates` are the rows of its weight matrices, each with a bias or two; `sums` how many of these add what came from
+    the input and from the hidden state. `steps` are other operations forward and backward, the rest how often the
+    elementary functions are called forward, and tanh backward.
+    """
+
+    gates: int
+    sums: int
+    steps: int
+    exponentials: int
+    tangents: int
+    steps_backward: int
+    tangents_backward: int
+
+    def forward(self, biases: int, constants: Mapping[str, int]) -> int:
+        """Return the flops of one unit in one step, where each gate has so many biases."""
+        functions = self.exponentials * (constants["exp"] + 3) + self.tangents * constants["tanh"]
+        return self.gates * biases + self.sums + self.steps + functions
+
+    def backward(self, biases: int, constants: Mapping[str, int]) -> int:
+        """Return the flops of one unit in one step of the backward pass; the gradient of a bias is a sum."""
+        return self.gates * biases + self.steps_backward + self.tangents_backward * constants["tanh"]
+
+
+# LSTM: i, f, o are sigmoids and g a tangent; f*c + i*g, o*tanh(c). GRU: r, z are sigmoids, n = tanh(x + r*h), and
+# (h - n)*z + n. Backward: 3 operations for each sigmoid or tangent, and the products around them, as
+# _thnn_differentiable_lstm_cell_backward and _thnn_differentiable_gru_cell_backward in ATen's RNN.cpp; and the sum of
+# the gradients that reach the hidden state, of the output and of the next step (of a GRU by two ways).
+_CELLS = {
+    "lstm": Cell(4, 4, 4, 3, 2, 23, 1),
+    "gru": Cell(3, 3, 4, 2, 1, 18, 0),
+    "rnn_tanh": Cell(1, 1, 0, 0, 1, 4, 0),
+    "rnn_relu": Cell(1, 1, 1, 0, 0, 1, 0),
+}
+
+
+def count_exact_recurrence(call: Call) -> Cost:
+    """Return the cost of a recurrent op: its products, and biases, gates and dropout between layers.
+
+    Each hidden unit of each step, layer and direction pays for its cell: for an LSTM 4 sums of gates, 3 sigmoids (3 and
+    an exponential), 2 tangents and 4 operations more. Constants: `exp` and `tanh`. Takes what `count_recurrence` takes.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
+    >>> arguments = {"input": TensorSpec((5, 1, 2)), "params": weights, "has_biases": True}
+    >>> count_exact_recurrence(Call("aten::lstm.input", arguments, (), constants={"exp": 8, "tanh": 8}))
+    Cost(macs=300, flops=975, activations=120)
+    """
+    products, units = count_recurrence(call), _units(call)
+    flops = find_rows(call) * units * _cell(call).forward(_biases(call), call.constants) + _dropout(call)
+    return Cost(products.macs, products.flops + flops, products.activations)
+
+
+def count_exact_recurrence_backward(call: Call) -> Cost:
+    """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
+
+    Where one op runs all layers, also dropout's two operations between them, and the sum of what reaches an input from
+    two directions. Without the gradients of the weights there are none of the biases.
+    """
+    products = count_recurrence_backward(call)
+    biases = _biases(call) if wants_weights(call) else 0
+    each = _units(call) * _cell(call).backward(biases, call.constants) - _narrower(call)
+    if call.arguments.get("bidirectional"):
+        each += sum(_inputs(call))
+    flops = find_rows(call) * each + _dropout(call)
+    return Cost(products.macs, products.flops + flops, products.activations)
+
+
+def _cell(call: Call) -> Cell:
+    mode = call.arguments.get("mode")
+    if isinstance(mode, int):
+        return _CELLS[_MODES[mode]]
+    return next(cell for name, cell in _CELLS.items() if name in call.op)
+
+
+def _units(call: Call) -> int:
+    """Return the hidden units of all layers and directions: a gate's share of the rows of the input's weights."""
+    gates = _cell(call).gates
+    matrices = [matrix.shape[0] for matrix in find_matrices(call)]
+    # Of each layer and direction there is a matrix of the input, one of the hidden state, maybe a projection.
+    projected = _projected(call)
+    return sum(matrices[:: 3 if projected else 2]) // gates
+
+
+def _projected(call: Call) -> bool:
+    if "proj_size" in call.arguments:
+        return bool(call.arguments["proj_size"])
+    shapes = [matrix.shape for matrix in find_matrices(call)]
+    return len(shapes) > 2 and shapes[2][0] != shapes[0][0]
+
+
+def _biases(call: Call) -> int:
+    """Return how many biases a gate has: two, or none."""
+    if "has_biases" in call.arguments:
+        return 2 * bool(call.arguments["has_biases"])
+    weights = call.arguments.get("params") or call.arguments.get("weight")
+    return 2 * any(spec.ndim == 1 for spec in tensors_in(weights))
+
+
+def _dropout(call: Call) -> int:
+    """Return the flops of dropout between layers: a mask and a scale for each output of all layers but the last."""
+    if not call.arguments.get("train") or call.arguments.get("dropout") in (None, 0, 0.0):
+        return 0
+    # The next layer's input is what was dropped.
+    return 2 * find_rows(call) * sum(_inputs(call)[1:])
+
+
+def _inputs(call: Call) -> list[int]:
+    """Return the size of each layer's input, of an op that runs whole layers."""
+    directions = 2 if call.arguments.get("bidirectional") else 1
+    step = directions * (3 if _projected(call) else 2)
+    matrices = list(find_matrices(call))
+    return [matrices[first].shape[1] for first in range(0, len(matrices) - step + 1, step)]
+
+
+def _narrower(call: Call) -> int:
+    """Return by how many numbers the projected hidden states of all layers and directions are fewer than the units."""
+    if not _projected(call):
+        return 0
+    matrices, gates = list(find_matrices(call)), _cell(call).gates
+    return sum(matrix.shape[0] // gates - matrix.shape[1] for matrix in matrices[1::3])

@@ -1,0 +1,108 @@
+"""The product: matmul of any ranks, dense or sparse, and the three-factor product under nn.Bilinear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec, tensors_in
+
+
+def count_matmul(call: Call) -> Cost:
+    """Return the cost of a matmul as it runs: numel(out) * k, batches broadcast, vectors taken as one row or column.
+
+    A sparse first operand meets each column of the second with each of its stored elements; likewise the other way.
+    Two sparse operands get the expected value for independent patterns, rounded down. Takes aten::matmul and its kin:
+    the first two tensors are multiplied.
+
+    >>> first, second = TensorSpec((3, 1, 5, 4)), TensorSpec((2, 4, 6))
+    >>> call = Call("aten::matmul", {"a": first, "b": second}, (TensorSpec((3, 2, 5, 6)),), "m(Tensor a, Tensor b) -> ")
+    >>> count_matmul(call).macs
+    720
+    """
+    left, right = (call.tensor(name) for name in call.operands[:2])
+    macs = call.out.numel * left.shape[-1]
+    for factor in (left, right):
+        if factor.nnz is not None:
+            macs = macs * factor.nnz // max(1, factor.numel)
+    return Cost(macs=macs, activations=call.out.numel)
+
+
+def count_foreach_matmul(call: Call) -> Cost:
+    """Return the cost of aten::_foreach_mm: a product for each pair of matrices of the two lists.
+
+    >>> pair = (TensorSpec((4, 5)),), (TensorSpec((5, 6)),)
+    >>> call = Call("aten::_foreach_mm", {"self": pair[0] * 3, "mat2": pair[1] * 3}, ((TensorSpec((4, 6)),) * 3,))
+    >>> count_foreach_matmul(call).macs
+    360
+    """
+    pairs = zip(tensors_in(call.arguments["self"]), tensors_in(call.arguments["mat2"]), strict=True)
+    return Cost(
+        macs=sum(left.numel * right.shape[-1] for left, right in pairs),
+        activations=sum(spec.numel for spec in tensors_in(call.outputs)),
+    )
+
+
+def count_trilinear(call: Call) -> Cost:
+    """Return the cost of aten::_trilinear: two products for each index of the dimension that it unrolls.
+
+    The tensors are aligned by the dimensions that `expand1` ... insert; the first two are multiplied and summed over
+    the dimensions that the third lacks, then the result and the third. Source: `_trilinear` in ATen's Linear.cpp.
+    """
+    pairs = pair_up(call)
+    work = sum(multiply_pair(left, right, summed)[0] for left, right, summed in pairs.steps)
+    return Cost(macs=pairs.times * work, activations=call.out.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The products of aten::_trilinear: shapes and axes summed; how often they are made, and whether that is summed."""
+
+    steps: tuple[tuple[list[int], list[int], set[int]], ...]
+    times: int
+    sums_unrolled: bool
+
+
+def pair_up(call: Call) -> Pairs:
+    """Return the products of aten::_trilinear; see `count_trilinear`."""
+    shapes = [_expand(call.tensor(f"i{index}"), _axes(call, f"expand{index}")) for index in (1, 2, 3)]
+    unroll = int(call.arguments["unroll_dim"])  # type: ignore[arg-type]
+    summed = _axes(call, "sumdim") - {unroll}
+    times = max(shape[unroll] for shape in shapes)
+    if any(0 in shape for shape in shapes):
+        return Pairs((), 0, False)
+    for shape in shapes:
+        shape[unroll] = 1
+    inserted = _axes(call, "expand3")
+    between = multiply_pair(shapes[0], shapes[1], summed & inserted)[1]
+    steps = ((shapes[0], shapes[1], summed & inserted), (between, shapes[2], summed - inserted))
+    return Pairs(steps, times, unroll in _axes(call, "sumdim"))
+
+
+def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) -> tuple[int, list[int]]:
+    """Return the multiply-adds of one product of aligned tensors, and the shape of its result, summed axes as 1.
+
+    Without axes to sum it is an elementwise multiplication, which has no multiply-adds; else a batched matrix product.
+    Source: `sumproduct_pair` in ATen's Linear.cpp.
+
+    >>> multiply_pair([2, 3, 1], [1, 3, 4], [1])
+    (24, [2, 1, 4])
+    """
+    result = [max(sizes) if 0 not in sizes else 0 for sizes in zip(left, right, strict=True)]
+    if not summed:
+        return 0, result
+    # An axis to sum that one operand alone has is summed before the product.
+    kept = [1 if axis in summed and 1 in (left[axis], right[axis]) else size for axis, size in enumerate(result)]
+    return math.prod(kept), [1 if axis in summed else size for axis, size in enumerate(result)]
+
+
+def _axes(call: Call, name: str) -> set[int]:
+    return set(call.arguments[name])  # type: ignore[arg-type]
+
+
+def _expand(tensor: TensorSpec, inserted: set[int]) -> list[int]:
+    sizes = iter(tensor.shape)
+    return [1 if axis in inserted else next(sizes) for axis in range(tensor.ndim + len(inserted))]

@@ -1,0 +1,1 @@
+"""Formulas that reproduce other tools' conventions."""

@@ -1,0 +1,96 @@
+"""The layers as ptflops prices them: those whose bias, or another part that may be missing, adds to the price."""
+
+from __future__ import annotations
+
+import math
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec
+
+_SIZES = ("kernel_size", "in_channels", "out_channels", "groups")
+# What ptflops takes one sample of a deformable convolution to cost: a bilinear interpolation, its fractional
+# coordinates, and the modulation where there is a mask.
+_SAMPLE = 20 + 4
+_MODULATION = 1
+
+
+def count_ptflops_linear(call: Call) -> Cost:
+    """Return what ptflops 0.7.5 says of a linear layer: out_features * (in_features + 1) a row, the 1 for a bias.
+
+    Source: ptflops/pytorch_ops.py, linear_flops_counter_hook.
+
+    >>> attributes = {"weight": TensorSpec((5, 8)), "bias": TensorSpec((5,))}
+    >>> given = {"input": TensorSpec((2, 3, 8))}
+    >>> count_ptflops_linear(Call("torch.nn.Linear", given, (TensorSpec((2, 3, 5)),), attributes=attributes))
+    Cost(macs=240, flops=30, activations=None)
+    """
+    rows, columns = math.prod(call.shape("input")[:-1]), call.out.shape[-1]
+    return Cost(macs=rows * columns * call.shape("input")[-1], flops=rows * columns * _has(call, "bias"))
+
+
+def count_ptflops_convolution(call: Call) -> Cost:
+    """Return what ptflops 0.7.5 says of a convolution: at each position kernel * in_channels * out_channels / groups.
+
+    Positions are those of the output, or of the input where the class is transposed. A bias adds the elements of the
+    output, and a deformable convolution to each position what it takes to sample the input. Of an input [C, *spatial]
+    the channels are taken for a batch, as ptflops does. Source: conv_flops_counter_hook and
+    deformable_conv_flops_counter_hook.
+
+    >>> attributes = {"kernel_size": (3,), "in_channels": 4, "out_channels": 6, "groups": 2, "bias": TensorSpec((6,))}
+    >>> given = {"input": TensorSpec((1, 4, 8))}
+    >>> count_ptflops_convolution(Call("torch.nn.Conv1d", given, (TensorSpec((1, 6, 6)),), attributes=attributes))
+    Cost(macs=216, flops=36, activations=None)
+    """
+    image, out = call.shape("input"), call.out.shape
+    kernel, inner, outer, groups = (_number(call, name) for name in _SIZES)
+    positions = math.prod((image if "Transpose" in call.op else out)[2:])
+    sample = 0
+    if "Deform" in call.op:
+        sample = _SAMPLE + (_MODULATION if "input_2" in call.arguments else 0)
+    bias = image[0] * math.prod(out[1:]) * _has(call, "bias")
+    return Cost(
+        macs=image[0] * positions * kernel * inner * (outer // groups),
+        flops=image[0] * positions * kernel * sample + bias,
+    )
+
+
+def count_ptflops_attention(call: Call) -> Cost:
+    """Return what ptflops 0.7.5 says of nn.MultiheadAttention: projections, both products, softmax, scaling and biases.
+
+    A call that returns its weights makes them by F.softmax, which ptflops counts once more. Keys and values of other
+    sizes than the queries are projected to these sizes, and the last projection always has a bias, as ptflops believes.
+    Source: multihead_attention_counter_hook and FUNCTIONAL_MAPPING.
+
+    >>> given = {name: TensorSpec((2, 5, 8)) for name in ("input", "input_1", "input_2")}
+    >>> attributes = {"batch_first": True, "num_heads": 2, "in_proj_bias": TensorSpec((24,))}
+    >>> count_ptflops_attention(Call("torch.nn.MultiheadAttention", given, (), attributes=attributes))
+    Cost(macs=3360, flops=500, activations=None)
+    """
+    query, key, value = (call.shape(name) for name in ("input", "input_1", "input_2"))
+    heads = _number(call, "num_heads")
+    batch_at, length_at = (0, 1) if call.attributes.get("batch_first") else (1, 0)
+    batch, (Q, K, V) = query[batch_at], (shape[length_at] for shape in (query, key, value))
+    E, D, F = query[2], key[2], value[2]
+    projections = Q * E * E + K * D * D + V * F * F + Q * F * F
+    products = heads * Q * K * (E // heads + F // heads)
+    softmax = heads * Q * K * (1 if len(call.outputs) < 2 else 2)
+    biases = Q * F + (Q + K + V) * E * _has(call, "in_proj_bias")
+    return Cost(macs=batch * (projections + products), flops=batch * (Q * E + softmax + biases))
+
+
+def _has(call: Call, name: str) -> bool:
+    """Return whether a module has a parameter; one that is None is not among its attributes."""
+    return isinstance(call.attributes.get(name), TensorSpec)
+
+
+def _number(call: Call, name: str) -> int:
+    """Return a number of a module, of a list the product; a module without it raises ValueError."""
+    value = call.attributes.get(name)
+    numbers = value if isinstance(value, tuple) else (value,)
+    product = 1
+    for number in numbers:
+        if not isinstance(number, int):
+            raise ValueError(f"{call.op} has {name} = {value!r}, not a whole number")
+        product *= number
+    return product

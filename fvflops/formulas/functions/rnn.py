@@ -1,0 +1,61 @@
+"""The recurrence: the matrix products of LSTM, GRU and plain RNN layers, as one fused op runs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec, tensors_in
+
+
+def count_recurrence(call: Call) -> Cost:
+    """Return the cost of a recurrent op: each weight matrix is applied once to each element of each sequence.
+
+    So steps * batch * the elements of all weight matrices: of the input, the hidden state and the projection, of every
+    layer and direction. Gates and biases are not counted; activations are what the products write. The input is
+    [T, B, I], [B, T, I] or packed [total, I]. Takes lstm, gru, rnn_tanh and rnn_relu (`.input` and `.data`),
+    mkldnn_rnn_layer, _cudnn_rnn, miopen_rnn and _lstm_mps. Source: the equations of torch.nn.LSTM, GRU and RNN.
+
+    >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
+    >>> call = Call("aten::lstm.input", {"input": TensorSpec((5, 1, 2)), "params": weights}, ())
+    >>> count_recurrence(call)
+    Cost(macs=300, flops=0, activations=120)
+    """
+    rows = find_rows(call)
+    matrices = list(find_matrices(call))
+    return Cost(
+        macs=rows * sum(matrix.numel for matrix in matrices),
+        activations=rows * sum(matrix.shape[0] for matrix in matrices),
+    )
+
+
+def count_recurrence_backward(call: Call) -> Cost:
+    """Return the cost of the backward of a recurrent op: the forward's for the inputs, and again for the weights.
+
+    `_cudnn_rnn_backward` always computes the gradients of the inputs, and those of the weights where
+    `output_mask[3]` asks for them.
+    """
+    return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights(call)))
+
+
+def wants_weights(call: Call) -> bool:
+    """Return whether a backward of a recurrent op computes the gradients of the weights and biases."""
+    mask = call.arguments.get("output_mask")
+    return not isinstance(mask, tuple) or bool(mask[-1])
+
+
+def find_rows(call: Call) -> int:
+    """Return steps * batch of a recurrent op: the rows that each weight matrix meets."""
+    return math.prod(call.shape("data" if "data" in call.arguments else "input")[:-1])
+
+
+def find_matrices(call: Call) -> Iterator[TensorSpec]:
+    """Yield the weight matrices of a recurrent op: for each layer of input, hidden state and maybe a projection."""
+    names = [name for name in call.arguments if name == "params" or name.startswith("weight")]
+    if call.op.startswith("aten::mkldnn_rnn_layer"):
+        # One argument for each weight; without biases the last two are zeros of the matrices' shapes.
+        names = names[:2]
+    for name in names:
+        yield from (spec for spec in tensors_in(call.arguments[name]) if spec.ndim == 2)

@@ -1,0 +1,1 @@
+"""The language of formula tables: expressions, shape patterns, their functions and examples."""

@@ -1,0 +1,158 @@
+"""The pattern: letters for the dimensions of a call's tensors, such as "*b k, n k"."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from keyword import iskeyword
+
+from fvflops.formulas.language.call import Call
+from fvflops.formulas.quotation import shorten
+from fvflops.trace import TensorSpec, Value
+
+MAX_LENGTH = 1000
+MAX_DIGITS = 18
+
+_WORD = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
+
+
+class PatternError(ValueError):
+    """A pattern that cannot be read, or that does not fit the shapes of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Which shapes an op takes, one item for each tensor.
+
+    Written positional it is a text with commas, for the op's arguments of type Tensor or Tensor? in schema order,
+    tensors at the end left out at will; written by name it is a mapping from argument name to item. An item has words
+    parted by spaces: a name binds a dimension, and means the same size wherever it stands; a number is that size;
+    `*b` stands for any number of dimensions and binds their product; `...` for any number, binding nothing. The item
+    `_` skips a tensor, given or not, and `()` is a tensor without dimensions.
+
+    >>> Pattern.parse("*b k, n k").names == {"b", "k", "n"}
+    True
+    """
+
+    text: str
+    items: tuple[tuple[str, ...] | None, ...]
+    arguments: tuple[str, ...] | None
+    names: frozenset[str]
+
+    @staticmethod
+    def parse(text: str | Mapping[str, str]) -> Pattern:
+        """Return the pattern that a text, or a mapping of argument name to text, says; else raise PatternError."""
+        return _parse(text) if isinstance(text, str) else _parse_named(tuple(text.items()))
+
+    def match(self, call: Call) -> dict[str, int]:
+        """Return what each name is bound to; shapes that do not fit raise PatternError, which replays both.
+
+        >>> matrix = TensorSpec((2, 3, 8))
+        >>> call = Call("aten::linear", {"x": matrix, "w": TensorSpec((5, 8))}, (), "l(Tensor x, Tensor w) -> Tensor")
+        >>> Pattern.parse("*b k, n k").match(call)
+        {'b': 6, 'k': 8, 'n': 5}
+        """
+        names = call.operands if self.arguments is None else self.arguments
+        if len(names) < len(self.items):
+            raise PatternError(f"{self.text!r} names {len(self.items)} tensors, and {call.op} takes {len(names)}")
+        bound: dict[str, int] = {}
+        for name, words in zip(names, self.items, strict=False):
+            if words is not None:
+                self._bind(bound, words, name, call)
+        return bound
+
+    def _bind(self, bound: dict[str, int], words: tuple[str, ...], name: str, call: Call) -> None:
+        if name not in call.arguments:
+            near = get_close_matches(name, call.arguments, n=1, cutoff=0.5)
+            raise PatternError(f"{self.text!r} names {name}, which {call.op} has not{_did_you_mean(near)}")
+        shape = _shape_of(call.arguments[name])
+        if shape is None:
+            raise PatternError(f"{self.text!r} needs {name}, which is {call.arguments[name]!r}")
+        wild = next((index for index, word in enumerate(words) if word[0] in "*."), None)
+        if len(shape) != len(words) if wild is None else len(shape) < len(words) - 1:
+            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D where {' '.join(words) or '()'!r} stands"))
+        for word, size in _pairs(words, shape, wild):
+            wanted = int(word) if word.isdigit() else bound.setdefault(word, size)
+            if wanted != size:
+                raise PatternError(self._misfit(call, f"{word} is {wanted}, but {size} in {name}"))
+
+    def _misfit(self, call: Call, detail: str) -> str:
+        names = call.operands if self.arguments is None else self.arguments
+        shapes = ", ".join(f"{name} {_show(call.arguments.get(name))}" for name in names)
+        return f"{self.text!r} does not fit {shapes}: {detail}"
+
+
+def _pairs(words: tuple[str, ...], shape: tuple[int, ...], wild: int | None) -> Iterable[tuple[str, int]]:
+    if wild is None:
+        return zip(words, shape, strict=True)
+    after = len(words) - wild - 1
+    middle = shape[wild : len(shape) - after]
+    pairs = [*zip(words[:wild], shape, strict=False), *zip(words[wild + 1 :], shape[len(shape) - after :], strict=True)]
+    if words[wild] != "...":
+        pairs.insert(wild, (words[wild][1:], math.prod(middle)))
+    return pairs
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Pattern:
+    _check_length(text)
+    items = tuple(_parse_item(item, text) for item in text.split(","))
+    return Pattern(text, items, None, _names(items))
+
+
+@lru_cache(maxsize=4096)
+def _parse_named(pairs: tuple[tuple[str, str], ...]) -> Pattern:
+    text = ", ".join(f"{name}: {item}" for name, item in pairs)
+    _check_length(text)
+    items = tuple(_parse_item(item, text) for _, item in pairs)
+    return Pattern(text, items, tuple(name for name, _ in pairs), _names(items))
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise PatternError(f"a pattern has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}")
+
+
+def _names(items: Iterable[tuple[str, ...] | None]) -> frozenset[str]:
+    return frozenset(
+        word.removeprefix("*") for words in items for word in words or () if not word.isdigit() and word != "..."
+    )
+
+
+def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
+    words = tuple(item.split())
+    if words == ("_",):
+        return None
+    if words == ("()",):
+        return ()
+    if not words:
+        raise PatternError(f"the pattern {text!r} has an empty item: write _ to skip a tensor, () for no dimensions")
+    for word in words:
+        if not _WORD.fullmatch(word):
+            raise PatternError(f"the pattern {text!r} has {word!r}: a word is a name, a number, *name or ...")
+        if iskeyword(word.removeprefix("*")):
+            raise PatternError(f"the pattern {text!r} has {word!r}, a word of Python's own: take another name")
+        if word.isdigit() and len(word) > MAX_DIGITS:
+            raise PatternError(f"the pattern {shorten(text)!r} has a number of more than {MAX_DIGITS} digits")
+    if sum(word[0] in "*." for word in words) > 1:
+        raise PatternError(f"the pattern {text!r} has two words for any number of dimensions in {item.strip()!r}")
+    return words
+
+
+def _shape_of(value: Value) -> tuple[int, ...] | None:
+    # torch passes a Python number where the schema says Tensor, as in add(x, 1.0).
+    if isinstance(value, (bool, int, float, complex)):
+        return ()
+    return value.shape if isinstance(value, TensorSpec) else None
+
+
+def _show(value: Value) -> str:
+    return str(list(value.shape)) if isinstance(value, TensorSpec) else repr(value)
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f": did you mean {near[0]}?" if near else ""

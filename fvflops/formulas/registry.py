@@ -1,0 +1,140 @@
+"""The shipped formulas: those few that a table names with `use`, because YAML cannot say them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.functions.attention import (
+    count_attention,
+    count_attention_backward,
+    count_attention_bshd,
+    count_attention_bshd_backward,
+    count_encoder_layer,
+    count_multi_head_attention,
+)
+from fvflops.formulas.functions.convolution import count_convolution, count_convolution_backward
+from fvflops.formulas.functions.einsum import count_einsum, count_fvcore_einsum, count_numpy_einsum
+from fvflops.formulas.functions.exact.attention import (
+    count_exact_attention,
+    count_exact_attention_backward,
+    count_exact_attention_bshd,
+    count_exact_attention_bshd_backward,
+    count_exact_encoder_layer,
+    count_exact_multi_head_attention,
+)
+from fvflops.formulas.functions.exact.indexing import count_exact_index_put
+from fvflops.formulas.functions.exact.matmul import count_exact_einsum, count_exact_trilinear
+from fvflops.formulas.functions.exact.pooling import (
+    count_exact_adaptive_average,
+    count_exact_adaptive_average_backward,
+    count_exact_adaptive_maximum,
+)
+from fvflops.formulas.functions.exact.resampling import (
+    count_exact_antialiased,
+    count_exact_antialiased_backward,
+    count_exact_grid_sampler,
+    count_exact_grid_sampler_backward,
+)
+from fvflops.formulas.functions.exact.rnn import count_exact_recurrence, count_exact_recurrence_backward
+from fvflops.formulas.functions.matmul import count_foreach_matmul, count_matmul, count_trilinear
+from fvflops.formulas.functions.peers.ptflops import (
+    count_ptflops_attention,
+    count_ptflops_convolution,
+    count_ptflops_linear,
+)
+from fvflops.formulas.functions.peers.torch_flops import (
+    count_torch_flops_avg_pool,
+    count_torch_flops_convolution,
+    count_torch_flops_interpolate,
+    count_torch_flops_max_pool,
+)
+from fvflops.formulas.functions.peers.torchinfo import count_torchinfo_layer
+from fvflops.formulas.functions.rnn import count_recurrence, count_recurrence_backward
+from fvflops.formulas.functions.state_space import count_mamba_inner, count_mamba_split_scan
+from fvflops.formulas.language.call import Call
+from fvflops.formulas.quotation import shorten
+
+# What a formula returns: a Cost, or a whole number of flops.
+Formula = Callable[[Call], Cost | int]
+
+FORMULAS: dict[str, Formula] = {
+    "attention": count_attention,
+    "attention_backward": count_attention_backward,
+    "attention_bshd": count_attention_bshd,
+    "attention_bshd_backward": count_attention_bshd_backward,
+    "convolution": count_convolution,
+    "convolution_backward": count_convolution_backward,
+    "einsum": count_einsum,
+    "encoder_layer": count_encoder_layer,
+    "exact_adaptive_average": count_exact_adaptive_average,
+    "exact_adaptive_average_backward": count_exact_adaptive_average_backward,
+    "exact_adaptive_maximum": count_exact_adaptive_maximum,
+    "exact_antialiased": count_exact_antialiased,
+    "exact_antialiased_backward": count_exact_antialiased_backward,
+    "exact_attention": count_exact_attention,
+    "exact_attention_backward": count_exact_attention_backward,
+    "exact_attention_bshd": count_exact_attention_bshd,
+    "exact_attention_bshd_backward": count_exact_attention_bshd_backward,
+    "exact_einsum": count_exact_einsum,
+    "exact_encoder_layer": count_exact_encoder_layer,
+    "exact_grid_sampler": count_exact_grid_sampler,
+    "exact_grid_sampler_backward": count_exact_grid_sampler_backward,
+    "exact_index_put": count_exact_index_put,
+    "exact_multi_head_attention": count_exact_multi_head_attention,
+    "exact_recurrence": count_exact_recurrence,
+    "exact_recurrence_backward": count_exact_recurrence_backward,
+    "exact_trilinear": count_exact_trilinear,
+    "foreach_matmul": count_foreach_matmul,
+    "fvcore_einsum": count_fvcore_einsum,
+    "mamba_inner": count_mamba_inner,
+    "mamba_split_scan": count_mamba_split_scan,
+    "matmul": count_matmul,
+    "multi_head_attention": count_multi_head_attention,
+    "numpy_einsum": count_numpy_einsum,
+    "ptflops_attention": count_ptflops_attention,
+    "ptflops_convolution": count_ptflops_convolution,
+    "ptflops_linear": count_ptflops_linear,
+    "recurrence": count_recurrence,
+    "recurrence_backward": count_recurrence_backward,
+    "torch_flops_avg_pool": count_torch_flops_avg_pool,
+    "torch_flops_convolution": count_torch_flops_convolution,
+    "torch_flops_interpolate": count_torch_flops_interpolate,
+    "torch_flops_max_pool": count_torch_flops_max_pool,
+    "torchinfo_layer": count_torchinfo_layer,
+    "trilinear": count_trilinear,
+}
+
+_REGISTERED: dict[str, Formula] = {}
+
+
+def register_formula(name: str, function: Formula) -> None:
+    """Let every table of this process name `function` in `use`.
+
+    `function` takes a `Call` and returns a `Cost`, or a whole number of flops. A name that fvflops ships, or that
+    another function has taken, raises ValueError; registering the same function again changes nothing.
+
+    >>> register_formula("convolution", lambda call: Cost(flops=9 * call.tensor("u").numel))
+    Traceback (most recent call last):
+    ValueError: the formula 'convolution' is shipped with fvflops: choose another name
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a formula is named by a word such as 'fused_scan', not by {name!r}")
+    if not callable(function):
+        raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
+    if name in FORMULAS:
+        raise ValueError(f"the formula {name!r} is shipped with fvflops: choose another name")
+    if _REGISTERED.setdefault(name, function) is not function:
+        raise ValueError(f"the formula {name!r} is registered already, as {_REGISTERED[name]!r}: choose another name")
+
+
+def find_formula(name: str) -> Formula:
+    """Return the formula of a name; one that is not there raises KeyError naming the nearest."""
+    for registry in (FORMULAS, _REGISTERED):
+        if name in registry:
+            return registry[name]
+    near = get_close_matches(name, [*FORMULAS, *_REGISTERED], n=1)
+    known = shorten(", ".join([*FORMULAS, *_REGISTERED]), 500)
+    hint = f": did you mean {near[0]}?" if near else f": there are {known}"
+    raise KeyError(f"unknown formula {shorten(name)}{hint}")

@@ -1,0 +1,222 @@
+"""The row: what a table says of one op, module class or autograd.Function, and the price that it puts on a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from fvflops import paths
+from fvflops.formulas import registry as shipped
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.language.call import Call
+from fvflops.formulas.language.expression import Expression, ExpressionError
+from fvflops.formulas.language.pattern import Pattern, PatternError
+from fvflops.formulas.quotation import shorten
+from fvflops.formulas.yaml_document import Node, mistake
+from fvflops.trace import Status, Value, tensors_in
+
+SHORT_FORMS = ("free", "omitted", "decompose")
+KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example")
+MODULE_KEYS = (*KEYS, "covers")
+COMPLEX_MULTIPLY_ADD = "complex_multiply_add"
+_FLAGS = {"true": True, "false": False}
+_STATUSES = {"free": Status.FREE, "omitted": Status.OMITTED, "decompose": Status.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a table says of one op.
+
+    `name` is an op (`aten::add`, for all its overloads, or `aten::add.Tensor`), a function (`prim::PythonOp.NAME`) or a
+    module class. `kind` is "counted", "free", "omitted" or "decompose": look inside. `file` and `line` say where it
+    stands, `label` under which name it is reported. The rest are the texts of the row: expressions `macs`, `flops` and
+    `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the numbers and an `example`.
+    `covers` says of a module's row that what runs inside is not counted beside it.
+
+    A row with `activations` alone counts no flops: its price has the status OMITTED, and activations.
+    """
+
+    name: str
+    kind: str
+    file: str
+    line: int
+    label: str
+    shapes: str | Mapping[str, str] | None = None
+    macs: str | None = None
+    flops: str | None = None
+    activations: str | None = None
+    use: str | None = None
+    source: str = ""
+    example: str = ""
+    covers: bool = True
+
+    @property
+    def status(self) -> Status:
+        """What the row says of its op; an op that the table decomposes and that ran whole is unknown."""
+        if self.kind in _STATUSES:
+            return _STATUSES[self.kind]
+        if self.macs is None and self.flops is None and self.use is None:
+            return Status.OMITTED
+        return Status.COUNTED
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the row is in a table that fvflops ships, not in one of the user's."""
+        return self.file.startswith(paths.SCHEME)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one call of an op costs by a table.
+
+    `status` and `label` are those of the row; `macs` and `flops` are kept apart (a total is `multiply_add * macs +
+    flops`); `activations` is None where the table counts none for the op.
+    """
+
+    status: Status
+    label: str
+    macs: int = 0
+    flops: int = 0
+    activations: int | None = None
+
+
+def default_label(name: str) -> str:
+    """Return the name that an op, a function or a module class is reported under.
+
+    >>> default_label("aten::add.Tensor"), default_label("prim::PythonOp.Swish"), default_label("torch.nn.LSTM")
+    ('add', 'PythonOp.Swish', 'LSTM')
+    """
+    namespace, separator, rest = name.partition("::")
+    if not separator:
+        return name.rpartition(".")[2]
+    return rest if namespace == "prim" else rest.partition(".")[0]
+
+
+def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
+    """Return the row that a node of a table says, of which `keys` may be said; a mistake in its form raises TableError.
+
+    Its expressions, pattern and example are not read here: `fvflops.formulas.validation` does that for a user's table.
+    """
+    label = default_label(name)
+    if isinstance(node.value, str):
+        if node.value not in SHORT_FORMS:
+            raise node.mistake(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{_near(node)}")
+        return Row(name, node.value, node.file, node.line, label)
+    fields = node.fields(name)
+    for key, field in fields.items():
+        if key not in keys:
+            raise field.mistake(f"{name}: unknown key {shorten(key)!r}{_near_key(key, keys)}")
+    if "label" in fields:
+        _check_label(name, fields["label"])
+    texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
+    if not texts.keys() & {"macs", "flops", "activations", "use"}:
+        raise node.mistake(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
+    if "use" in texts and "macs" in texts:
+        raise fields["use"].mistake(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
+    return Row(
+        name,
+        "counted",
+        node.file,
+        node.line,
+        texts.get("label", label),
+        _read_shapes(name, fields["shapes"]) if "shapes" in fields else None,
+        texts.get("macs"),
+        texts.get("flops"),
+        texts.get("activations"),
+        texts.get("use"),
+        texts.get("source", ""),
+        texts.get("example", ""),
+        read_flag(fields["covers"], f"covers of {name}") if "covers" in fields else True,
+    )
+
+
+def read_flag(node: Node, what: str) -> bool:
+    """Return what a node says, true or false; anything else raises TableError."""
+    text = node.text(what)
+    if text not in _FLAGS:
+        raise node.mistake(f"{what} is {shorten(text)!r}: write true or false")
+    return _FLAGS[text]
+
+
+def price_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
+    """Return what a call costs by a row, in a table in which a multiply-add is so many flops.
+
+    A multiply-add of complex numbers is one of `macs`, as one of real numbers is. Where the table's constant
+    `complex_multiply_add` says that it takes several real ones, the others are among the flops. A row that does not fit
+    the call raises TableError, which replays both.
+    """
+    if row.kind != "counted":
+        return Price(row.status, row.label)
+    try:
+        cost = _cost(row, call)
+    except (ExpressionError, PatternError) as error:
+        raise mistake(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
+    except Exception as error:  # a registered formula is foreign code: whatever it raises, say which row used it
+        what = "the row" if row.use is None else f"the formula {row.use}"
+        text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
+        raise mistake(row.file, row.line, text) from error
+    more = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
+    flops = cost.flops + (more if more and _is_complex(call) else 0)
+    return Price(row.status, row.label, cost.macs, flops, cost.activations)
+
+
+def _is_complex(call: Call) -> bool:
+    return any(spec.is_complex for spec in tensors_in(tuple(call.arguments.values())))
+
+
+def show_call(call: Call) -> str:
+    """Return a call as text: its op, with the value of each argument.
+
+    >>> show_call(Call("aten::t", {"self": None}, ()))
+    'aten::t(self=None)'
+    """
+    return f"{call.op}({', '.join(f'{name}={_show(value)}' for name, value in call.arguments.items())})"
+
+
+def _cost(row: Row, call: Call) -> Cost:
+    names: dict[str, Value] = {**call.constants, **call.attributes, **call.arguments, "outputs": call.outputs}
+    if call.outputs:
+        names["out"] = call.outputs[0]
+    if row.shapes is not None:
+        names.update(Pattern.parse(row.shapes).match(call))
+    macs, flops, activations = (
+        None if text is None else Expression.parse(text).evaluate(names)
+        for text in (row.macs, row.flops, row.activations)
+    )
+    if row.use is not None:
+        cost = shipped.find_formula(row.use)(call)
+        if isinstance(cost, int) and not isinstance(cost, bool):
+            cost = Cost(flops=cost)
+        if not isinstance(cost, Cost):
+            raise TypeError(f"it returned {cost!r}, neither a Cost nor a whole number of flops")
+        return Cost(cost.macs, cost.flops + (flops or 0), cost.activations if activations is None else activations)
+    return Cost(macs or 0, flops or 0, activations)
+
+
+def _check_label(name: str, node: Node) -> None:
+    label = node.name(f"label of {name}")
+    if not label.strip() or not label.isprintable():
+        raise node.mistake(f"label of {name} is {node.form}: write a name on one line, or leave it out")
+
+
+def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:
+    if isinstance(node.value, str):
+        return node.value
+    return {key: field.text(f"the shape of {key} of {name}") for key, field in node.fields(f"shapes of {name}").items()}
+
+
+def _near(node: Node) -> str:
+    near = get_close_matches(str(node.value), SHORT_FORMS, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _near_key(key: str, keys: tuple[str, ...]) -> str:
+    if not key.isidentifier():
+        return ": put a text that holds a comma or a colon in quotes"
+    near = get_close_matches(key, keys, n=1)
+    return f": did you mean {near[0]!r}?" if near else f": a row has {', '.join(keys)}"
+
+
+def _show(value: Value) -> str:
+    return f"[{', '.join(_show(item) for item in value)}]" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,132 @@
+"""The registered formula: what a program told torch's own flop counter of an op that no table knows.
+
+`torch.utils.flop_counter.register_flop_formula` takes a formula for an op: from the op's arguments, tensors given by
+their shapes or as they are, it computes flops, of which one multiply-add is two. Of an op that torch's tag `pointwise`
+calls elementwise all n flops are flops. Of every other op n is taken for n // 2 multiply-adds, and one flop more where
+n is odd: whether these are products nobody knows. The reports say which ops were counted so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fvflops.formulas.cost import Cost
+from fvflops.formulas.yaml_document import TableError
+from fvflops.trace import Signature, Symbol, TensorSpec, Value
+
+_MODULE = "torch.utils.flop_counter"
+
+
+def count_registered(signature: Signature) -> Cost | None:
+    """Return the cost of a call by the program's formula; None where it registered none.
+
+    Formulas that torch itself brings are left alone: a table says what it thinks of torch's ops. The formula is called
+    as torch would call it, with tensors on the meta device. One that raises, or returns anything else than a whole
+    number of flops, raises TableError.
+
+    >>> count_registered(Signature("mylib::scan", (), (), ())) is None
+    True
+    """
+    found = _find(signature)
+    if found is None:
+        return None
+    formula, op = found
+    flops = _call(formula, op, signature)
+    return Cost(flops=flops) if _is_elementwise(op) else Cost(macs=flops // 2, flops=flops % 2)
+
+
+def is_halved(signature: Signature) -> bool | None:
+    """Return whether half of a registered formula's number counts as multiply-adds; None where there is no formula."""
+    found = _find(signature)
+    return None if found is None else not _is_elementwise(found[1])
+
+
+def _find(signature: Signature) -> tuple[Callable[..., Any], Any] | None:
+    """Return the formula that the program registered for a call's op, and the overload that was called."""
+    for target, formula in _formulas().items():
+        if _name_of(target) == signature.packet and not _is_torchs(formula):
+            return formula, getattr(target, signature.op.partition(".")[2] or "default", None)
+    return None
+
+
+def _is_elementwise(op: Any) -> bool:
+    import torch
+
+    return torch.Tag.pointwise in getattr(op, "tags", ())
+
+
+def _formulas() -> Mapping[Any, Callable[..., Any]]:
+    # A program that has not imported torch's counter has registered nothing with it.
+    module = sys.modules.get(_MODULE)
+    return {} if module is None else dict(module.flop_registry)
+
+
+def _name_of(target: Any) -> str:
+    """Return the name, as a signature has it, of what a formula is registered for; "" for a Triton kernel."""
+    import torch
+
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target).replace(".", "::", 1)
+    return f"higher_order::{target.name()}" if isinstance(target, torch._ops.HigherOrderOperator) else ""
+
+
+def _is_torchs(formula: Callable[..., Any]) -> bool:
+    return (getattr(formula, "__module__", None) or "").partition(".")[0] == "torch"
+
+
+def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> int:
+    try:
+        args, kwargs = _arguments(overload, signature)
+        outputs = [_rebuild(value) for value in signature.outputs]
+        result = formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else tuple(outputs) or None)
+        if isinstance(result, float) and result.is_integer():
+            result = int(result)
+        if not isinstance(result, int) or isinstance(result, bool) or result < 0:
+            raise TypeError(f"it returned {result!r}, not a whole number of flops")
+    except Exception as error:  # it is foreign code: whatever it raises, say which formula it was
+        name = getattr(formula, "__qualname__", repr(formula))
+        text = f"the formula {name}, registered with {_MODULE}, raised {type(error).__name__}: {error}"
+        values = ", ".join(str(value) for value in signature.inputs)
+        raise TableError(f"{signature.op}: {text}; called for ({values}), by the schema {signature.schema}") from error
+    return result
+
+
+def _arguments(overload: Any, signature: Signature) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments as torch hands them on: those that are left at their defaults, at the end, are not there."""
+    values = [_rebuild(value) for value in signature.inputs]
+    if not signature.names:
+        return values, {}
+    given = dict(zip(signature.names, values, strict=True))
+    schema = {argument.name: argument for argument in overload._schema.arguments}
+    default = {name for name in given if _is_default(schema[name], given[name])}
+    positional = [name for name in given if not schema[name].kwarg_only]
+    while positional and positional[-1] in default:
+        positional.pop()
+    kwargs = {name: value for name, value in given.items() if schema[name].kwarg_only and name not in default}
+    return [given[name] for name in positional], kwargs
+
+
+def _is_default(argument: Any, value: Any) -> bool:
+    import torch
+
+    if not argument.has_default_value() or isinstance(value, torch.Tensor):
+        return False
+    default = argument.default_value
+    return type(value) is type(default) and bool(value == default)
+
+
+def _rebuild(value: Value) -> Any:
+    """Return what torch would have in a value's place: for a tensor one on the meta device."""
+    import torch
+
+    if isinstance(value, TensorSpec):
+        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
+    if isinstance(value, tuple):
+        return [_rebuild(item) for item in value]
+    if isinstance(value, Symbol):
+        if value.kind == "device":
+            return torch.device(value.name)
+        return getattr(torch, value.name) if value.kind in ("dtype", "layout", "memory_format") else None
+    return value

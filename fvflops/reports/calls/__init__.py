@@ -1,0 +1,1 @@
+"""Tables of op calls, module calls and source lines."""

@@ -1,0 +1,1 @@
+"""Files for other programs: Perfetto, speedscope, flame graphs, Graphviz, Model Explorer."""

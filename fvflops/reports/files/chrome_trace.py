@@ -1,0 +1,164 @@
+"""The chrome trace: modules and ops as nested slices, for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fvflops.reports.files.frames import UNITS, describe, dump, title
+from fvflops.reports.names import show
+from fvflops.trace.timeline import Slice, Span, Timeline
+
+# Readers keep times as doubles of microseconds; so many nanoseconds are exact in them.
+_LONGEST = 1 << 53
+
+
+def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
+    """Return the pieces of the text of a trace in Chrome's Trace Event Format, one event to a line.
+
+    Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. What
+    autograd runs for a module stands on its thread by itself, with the module's name and the phase in its args. The
+    args have module, class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and where a clock
+    ran FLOP/s; for a region that is what ran in it. Memory held, where known, is a counter ("C") of each rank.
+
+    `weight` is what the axis stands for: "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes
+    allocated and kept), time if None and a clock ran, else flops. What is counted is laid end to end: 1 FLOP is shown
+    as 1 ns, or a power of ten of them where the total would not be exact; "otherData" says so, and which ops are
+    unknown. What began on an idle thread begins where the others of its rank have come to.
+
+    A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
+    Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
+
+    >>> import json
+    >>> from fvflops.trace.timeline import Frame, Item, Span, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=2400),), {},
+    ...                     (Span(0, 1, flops=2400),))
+    >>> event = json.loads("".join(render(timeline)))["traceEvents"][-1]
+    >>> event["name"], event["ph"], event["ts"], event["dur"], event["args"]["FLOPs"]
+    ('aten::mm', 'X', 0.0, 2.4, 2400)
+    """
+    weight = timeline.choose(weight)
+    timeline.ordered()
+    return _write(timeline, weight)
+
+
+def _write(timeline: Timeline, weight: str) -> Iterator[str]:
+    scale = _scale(timeline, weight)
+    facts = describe(timeline, weight)
+    if weight != "time":
+        facts["unit"] = f"1 ns on the axis = {scale} {UNITS[weight]}"
+    yield f'{{"displayTimeUnit":"ns","otherData":{dump(facts)},"traceEvents":[\n'
+    yield ",\n".join(map(dump, _tracks(timeline)))
+    texts = _Texts(timeline)
+    held: dict[int, int] = {}
+    for piece in timeline.lay_out(weight):
+        yield ",\n" + texts.write(piece, scale)
+        yield from _counters(piece, scale, held)
+    yield "\n]}\n"
+
+
+def _scale(timeline: Timeline, weight: str) -> int:
+    """Return how many units one nanosecond stands for: the least power of ten with which all places are exact."""
+    scale = 1
+    if weight != "time":
+        end = max((piece.end for piece in timeline.lay_out(weight)), default=0)
+        while end // scale > _LONGEST:
+            scale *= 10
+    return scale
+
+
+def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the events that name processes and threads; neither has the number 0, which stands for an idle one."""
+    spans = timeline.ordered()
+    root = next((title(frame) for frame in timeline.frames if frame.kind == "module" and not frame.name), "model")
+    ranked = any(span.rank is not None for span in spans)
+    tracks = sorted({span.track for span in spans}) or [(0, 0)]
+    for rank in dict.fromkeys(rank for rank, _ in tracks):
+        name = f"{root}, rank {rank}" if ranked else root
+        yield {"name": "process_name", "ph": "M", "pid": rank + 1, "tid": 1, "args": {"name": name}}
+        yield {"name": "process_sort_index", "ph": "M", "pid": rank + 1, "tid": 1, "args": {"sort_index": rank}}
+    for rank, thread in tracks:
+        args = {"name": f"thread {thread}"}
+        yield {"name": "thread_name", "ph": "M", "pid": rank + 1, "tid": thread + 1, "args": args}
+
+
+def _counters(piece: Slice, scale: int, held: dict[int, int]) -> Iterator[str]:
+    """Yield the memory before and after an op, where it differs from what was told last of its rank."""
+    span, rank = piece.span, piece.span.track[0]
+    for place, count in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
+        if count is not None and held.get(rank) != count:
+            held[rank] = count
+            yield _counter("memory", span, place // scale, count)
+    if span.memory_peak is not None:
+        yield _counter("peak memory", span, piece.start // scale, span.memory_peak)
+
+
+def _counter(name: str, span: Span, place: int, count: int) -> str:
+    rank, thread = span.track
+    head = f'"name":"{name}","ph":"C","pid":{rank + 1},"tid":{thread + 1}'
+    return f',\n{{{head},"ts":{_microseconds(place)},"args":{{"bytes":{count}}}}}'
+
+
+class _Texts:
+    """The texts of a timeline's slices; what slices of like calls have in common is written once."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._heads: dict[tuple[int, int, str], tuple[str, str]] = {}
+
+    def write(self, piece: Slice, scale: int) -> str:
+        """Return the event of a slice."""
+        span = piece.span
+        key = span.item, span.stack, span.phase
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = self._write_head(*key)
+        start = piece.start // scale
+        rank, thread = span.track
+        return (
+            f'{{{head[0]},"ph":"X","pid":{rank + 1},"tid":{thread + 1},"ts":{_microseconds(start)},'
+            f'"dur":{_microseconds(piece.end // scale - start)},"args":{{{head[1]}{self._write_counts(span)}}}}}'
+        )
+
+    def _write_head(self, item: int, stack: int, phase: str) -> tuple[str, str]:
+        called = self._timeline.items[item]
+        frames = self._timeline.frames
+        inner = self._timeline.stacks[stack] if called.frame is None else (*self._timeline.stacks[stack], called.frame)
+        owner = next((frames[index] for index in reversed(inner) if frames[index].kind == "module"), None)
+        name = show(called.name) if called.frame is None else title(frames[called.frame])
+        args: dict[str, Any] = {
+            "module": None if owner is None else show(owner.name),
+            "class": None if owner is None else show(owner.class_name),
+            "phase": phase,
+            called.kind: None if called.kind == "module" else show(called.name),
+            "inputs": list(called.inputs) or None,
+            "outputs": list(called.outputs) or None,
+            "dtype": called.dtype or None,
+            "status": "covered" if (stack, phase) in self._timeline.covered else called.status or None,
+        }
+        if called.kind == "module":
+            args["module"] = show(called.name)
+        args = {key: value for key, value in args.items() if value is not None}
+        return f'"name":{dump(name)},"cat":{dump(f"{called.kind},{phase}")}', dump(args)[1:-1]
+
+    def _write_counts(self, span: Span) -> str:
+        called = self._timeline.items[span.item]
+        covered = (span.stack, span.phase) in self._timeline.covered
+        counts: dict[str, int | float | str] = {}
+        if not covered and (called.frame is not None or called.flops is not None):
+            counts |= {"MACs": span.macs, "FLOPs": span.flops}
+            if span.duration:
+                counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.duration)
+        if "bytes" in self._timeline.weights and (called.frame is not None or called.nbytes is not None):
+            counts["bytes"] = span.nbytes
+        if called.frame is not None and span.unknown:
+            counts["unknown op calls"] = span.unknown
+        if span.memory:
+            counts["bytes allocated and kept"] = span.memory
+        if span.raised:
+            counts["raised"] = "yes"
+        return "".join(f',"{key}":{count if type(count) is int else dump(count)}' for key, count in counts.items())
+
+
+def _microseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"

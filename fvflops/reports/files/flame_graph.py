@@ -1,0 +1,51 @@
+"""The collapsed stacks: a line for each stack with its weight, which flame graph tools read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fvflops.reports.files.frames import list_frames
+from fvflops.trace.timeline import Timeline
+
+
+def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
+    """Return the lines of the collapsed stacks, as flamegraph.pl, speedscope, inferno and others read them.
+
+    A line has the frames, outermost first with semicolons between them, a blank and the weight: the phase, then the
+    modules, then the op. `weight` is "time" (nanoseconds), "flops", "macs", "bytes" (read and written) or "memory"
+    (bytes allocated and kept), time if None and a clock ran, else flops. All of a weight add up to its total; what is
+    worth nothing has no line. A timeline without spans will do for what is counted. A semicolon in a name is written
+    as \\x3b. A weight that is not known raises TraceError, one that does not exist ValueError.
+
+    Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
+
+    >>> from fvflops.trace.timeline import Frame, Item, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=24),),
+    ...                     {(0, 1, "forward"): 2})
+    >>> print(*render(timeline, weight="flops"), end="")
+    forward;Net;aten::mm 48
+    """
+    return _write(timeline, timeline.choose(weight))
+
+
+def _write(timeline: Timeline, weight: str) -> Iterator[str]:
+    # Calls of one op with different shapes have one stack, and names that are shown alike too.
+    sums: Counter[str] = Counter()
+    for key, value in _sums(timeline, weight).items():
+        if value > 0:
+            sums[";".join(frame.replace(";", "\\x3b") for frame in list_frames(timeline, *key))] += value
+    for stack, value in sums.items():
+        yield f"{stack} {value}\n"
+
+
+def _sums(timeline: Timeline, weight: str) -> Counter[tuple[int, int, str]]:
+    sums: Counter[tuple[int, int, str]] = Counter()
+    if weight in ("time", "memory"):
+        for piece in timeline.pieces(weight):
+            if piece.span is not None:
+                sums[piece.span.item, piece.span.stack, piece.span.phase] += piece.weight
+    else:
+        for (item, stack, phase), calls in timeline.calls.items():
+            sums[item, stack, phase] = calls * timeline.own(item, stack, phase, weight)
+    return sums

@@ -1,0 +1,80 @@
+"""The Model Explorer file: op calls as nodes in collapsible modules, for https://github.com/google-ai-edge/model-explorer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fvflops.reports.files.dot import list_computing
+from fvflops.reports.names import show
+from fvflops.trace import ModuleTree
+from fvflops.trace.calls import OpCall
+from fvflops.units import format_short
+
+
+def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str:
+    """Return the forward pass as a graph in Model Explorer's JSON, in which modules open, so that `depth` is ignored.
+
+    A node is an op call, with its exact counts, its line of source and the shapes of its results; views are left out.
+    A module has the FLOPs of all in it, and its class.
+
+    >>> from fvflops.trace import ModuleInfo
+    >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
+    ...               "float32", "counted", 8, nbytes=64)
+    >>> graph = json.loads(render([call], ModuleTree({"": ModuleInfo("", "", "ReLU")})))["graphs"][0]
+    >>> graph["nodes"][0]["label"], graph["nodes"][0]["attrs"][0]
+    ('relu', {'key': 'FLOPs', 'value': '8'})
+    """
+    seen = list_computing(calls)
+    shown = {call.number for call in seen}
+    flops: Counter[str] = Counter()
+    for call in seen:
+        parts = call.module.split(".") if call.module else []
+        for length in range(len(parts) + 1):
+            flops[".".join(parts[:length])] += call.flops or 0
+    root = show(modules.root.class_name) or "model"
+    graph = {
+        "id": root,
+        "nodes": [_node(call, shown) for call in seen],
+        "groupNodeAttributes": {
+            _namespace(name): {"class": show(modules.places[name].class_name), "FLOPs": format_short(total)}
+            for name, total in flops.items()
+            if name in modules.places
+        },
+    }
+    return json.dumps({"label": root, "graphs": [graph]}, separators=(",", ":"))
+
+
+def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
+    attrs = {
+        "module": show(call.module),
+        "FLOPs": "UNKNOWN" if call.flops is None else str(call.flops),
+        "MACs": call.macs,
+        "activations": call.activations,
+        "bytes": call.nbytes,
+        "status": call.status,
+        "parameters": ", ".join(map(show, call.parameters)),
+        "line": show(call.line),
+    }
+    return {
+        "id": str(call.number),
+        "label": show(call.op.removeprefix("aten::")),
+        "namespace": _namespace(call.module),
+        "attrs": [{"key": key, "value": str(value)} for key, value in attrs.items() if value not in (None, "")],
+        "incomingEdges": [
+            {"sourceNodeId": str(number), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+            for place, number in enumerate(call.after)
+            if number in shown
+        ],
+        "outputsMetadata": [
+            {"id": str(place), "attrs": [{"key": "tensor_shape", "value": text}]}
+            for place, text in enumerate(call.outputs)
+        ],
+    }
+
+
+def _namespace(name: str) -> str:
+    """Return a module's name with the separators that Model Explorer reads; a slash of its own is another one."""
+    return "/".join(show(part).replace("/", "∕") for part in name.split(".")) if name else ""

@@ -1,0 +1,93 @@
+"""The speedscope file: a flame graph in the order of the run, for https://www.speedscope.app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fvflops.reports.files.frames import UNITS, describe, dump, list_frames
+from fvflops.reports.names import show
+from fvflops.trace.timeline import Timeline
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_UNITS: Mapping[str, str] = {"time": "nanoseconds", "bytes": "bytes", "memory": "bytes"}
+
+
+@dataclass(slots=True)
+class _Profile:
+    """What ran on one thread: for each piece the number of its stack, and its weight."""
+
+    stacks: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+
+
+def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
+    """Return the pieces of the text of a speedscope file, one profile for each thread of each rank.
+
+    A sample stands for what one call comes to by itself, in the order of the run: its phase, its modules, its op. So
+    the samples of all profiles add up to the total. Time in which nothing was recorded is a sample without frames.
+    `weight` is "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and kept), time if None
+    and a clock ran, else flops; what is counted is laid end to end, one unit for each. The file's name says so, and its
+    key "fvflops" (that speedscope ignores) what was recorded and which ops are unknown.
+
+    A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
+    Source of the format: https://www.speedscope.app/file-format-schema.json.
+
+    >>> import json
+    >>> from fvflops.trace.timeline import Frame, Item, Span, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=24),), {},
+    ...                     (Span(0, 1, flops=24),))
+    >>> json.loads("".join(render(timeline)))["profiles"][0]["weights"]
+    [24]
+    """
+    weight = timeline.choose(weight)
+    timeline.ordered()
+    return _write(timeline, weight)
+
+
+def _write(timeline: Timeline, weight: str) -> Iterator[str]:
+    profiles: dict[tuple[int, int], _Profile] = {}
+    stacks: dict[tuple[int, int, str] | None, int] = {}
+    for piece in timeline.pieces(weight):
+        span = piece.span
+        if span is None and weight != "time":
+            continue
+        profile = profiles.setdefault(piece.track, _Profile())
+        key = None if span is None else (span.item, span.stack, span.phase)
+        profile.stacks.append(stacks.setdefault(key, len(stacks)))
+        profile.weights.append(piece.weight)
+    frames: dict[str, int] = {}
+    samples = [
+        dump([] if key is None else [frames.setdefault(text, len(frames)) for text in list_frames(timeline, *key)])
+        for key in stacks
+    ]
+    facts = describe(timeline, weight)
+    yield (
+        f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(_name(timeline, weight))},'
+        f'"fvflops":{dump(facts)},"activeProfileIndex":0,'
+        f'"shared":{{"frames":{dump([{"name": text} for text in frames])}}},"profiles":['
+    )
+    # Speedscope opens no file without a profile.
+    several = len({rank for rank, _ in profiles}) > 1
+    for number, ((rank, thread), profile) in enumerate(sorted((profiles or {(0, 0): _Profile()}).items())):
+        name = f"rank {rank}, thread {thread}" if several else f"thread {thread}"
+        yield "," if number else ""
+        yield (
+            f'{{"type":"sampled","name":{dump(f"{weight}, {name}")},"unit":{dump(_UNITS.get(weight, "none"))},'
+            f'"startValue":0,"endValue":{dump(sum(profile.weights))},"samples":['
+        )
+        yield from _join(samples[stack] for stack in profile.stacks)
+        yield '],"weights":['
+        yield from _join(map(dump, profile.weights))
+        yield "]}"
+    yield "]}\n"
+
+
+def _name(timeline: Timeline, weight: str) -> str:
+    root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
+    return f"{show(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
+
+
+def _join(texts: Iterator[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        yield "," + text if number else text

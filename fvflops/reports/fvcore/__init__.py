@@ -1,0 +1,1 @@
+"""Tables and trees exactly as fvcore prints them."""

@@ -1,0 +1,41 @@
+"""The parameters: a pipe table of a model's parameters, as fvcore's `parameter_count_table` draws it."""
+
+from __future__ import annotations
+
+from fvflops.reports.names import show_short
+from fvflops.reports.text.pipe_table import draw
+from fvflops.trace import ModuleTree
+from fvflops.units import format_elements, format_shape
+from fvflops.views.summary_rows import index_children
+
+
+def render(modules: ModuleTree, *, depth: int = 3) -> str:
+    """Return the elements of each module and the shape of each parameter, `depth` levels of names below the root.
+
+    A parameter that several names share is counted once, under its first. A model without parameters, on which fvcore
+    fails, has the one row "model" with 0.
+
+    >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
+    >>> weight = ParameterInfo("weight", TensorSpec((20, 10)), identity=0, trainable=True)
+    >>> print(render(ModuleTree({"": ModuleInfo("", "", "Linear", parameters=(weight,))})))
+    | name    | #elements or shape   |
+    |:--------|:---------------------|
+    | model   | 0.2K                 |
+    |  weight |  (20, 10)            |
+    """
+    shapes = {parameter.name: parameter.spec.shape for parameter in modules.parameters()}
+    counts = modules.count_parameters()
+    children = index_children(counts)
+    rows = [("model", format_elements(counts[""]))]
+    waiting = [(child, 1) for child in reversed(children.get("", ()))]
+    while waiting:
+        name, level = waiting.pop()
+        if level > depth:
+            continue
+        blanks = " " * level
+        if name in shapes:
+            rows.append((blanks + show_short(name), blanks + format_shape(shapes[name])))
+        else:
+            rows.append((blanks + show_short(name), blanks + format_elements(counts[name])))
+            waiting += [(child, level + 1) for child in reversed(children.get(name, ()))]
+    return draw(["name", "#elements or shape"], rows)

@@ -1,0 +1,1 @@
+"""Tables for papers, in Markdown and LaTeX."""

@@ -1,0 +1,63 @@
+"""The paper rows: a summary in the units that papers use, as text, for a table of a model or of its modules."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fvflops.reports.names import show
+from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.trace import Summary
+from fvflops.units import format_in
+from fvflops.views.summary_rows import check_view, depth_of, drop_zeros, group_by_name
+
+# Heading of the summary → the head of its column, and the power of ten that is its unit.
+_COLUMNS = {"parameters": ("Params (M)", 6), "flops": ("FLOPs (G)", 9), "activations": ("Acts (M)", 6)}
+_UNCALLED = "not called"
+
+
+class PaperRows(NamedTuple):
+    """The heads of the number columns, and rows of a name with a cell for each; the first row is the model.
+
+    `notes` are sentences: the convention, the inputs, what the numbers leave out, the versions. Names are as they are,
+    in the notes as `show` writes them.
+    """
+
+    heads: list[str]
+    rows: list[tuple[str, list[str]]]
+    notes: list[str]
+
+
+def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str) -> PaperRows:
+    """Return a row for the model, and with `depth` one for each module down to so many levels below the root.
+
+    Modules without any count are left out, and counts by other headings. `report` is named where the view is another
+    than "module", which raises ValueError.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
+    >>> net = Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), columns)
+    >>> list_paper_rows(net, by="module", depth=None, report="a table")[:2]
+    (['Params (M)', 'FLOPs (G)'], [('Net', ['25.6', '4.09'])])
+    """
+    check_view(by, ("module",), report)
+    headings = [heading for heading in _COLUMNS if heading in summary.columns]
+    counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
+    model = summary.about.get("model") or summary.modules.root.class_name or "model"
+    rows = [
+        (summary.label(place.name) or model, [_say(summary, heading, place.name) for heading in headings])
+        for place in summary.modules.modules()
+        if place.name in counts and depth_of(place.name) <= (depth or 0)
+    ]
+    return PaperRows([_COLUMNS[heading][0] for heading in headings], rows, _write_notes(summary, model))
+
+
+def _say(summary: Summary, heading: str, module: str) -> str:
+    if module in summary.uncalled.get(heading, ()):
+        return _UNCALLED
+    return format_in(summary.columns[heading].get(module, 0), _COLUMNS[heading][1])
+
+
+def _write_notes(summary: Summary, model: str) -> list[str]:
+    versions = [f"{name} {summary.about[name]}" for name in ("fvflops", "torch") if name in summary.about]
+    made = [f"Made with {show(' and '.join(versions))}."] if versions else []
+    return [f"Model: {show(model)}.", *ledger.write_sentences(summary), *made]

@@ -1,0 +1,1 @@
+"""Pictures for papers, as SVG or PNG."""

@@ -1,0 +1,271 @@
+"""The icicle: the module tree as a picture for paper, in which a module is as wide as its share of a measure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fvflops.reports.measure_values import add_up, say_value
+from fvflops.reports.pictures import colours
+from fvflops.reports.pictures.picture import escape, fit, make_figure, plain, width_of
+from fvflops.trace import ModuleInfo
+from fvflops.units import format_percent, format_quantity
+from fvflops.views.breakdown import Breakdown, Measure
+
+# Inches, and points of a font.
+WIDTH = 7.0
+_MARGIN = 0.06
+_ROW = 0.24
+_HEAD = 0.44
+_LEGEND_ROW = 0.17
+_PADDING = 0.04
+_NARROWEST = 0.014  # what is narrower is drawn together with its neighbours
+_NARROWEST_TEXT = 0.06
+_NARROWEST_CUT = 0.25  # in less room a name is written whole or not at all
+_LEVELS = 16
+_NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
+
+
+class Box(NamedTuple):
+    """One rectangle: from where to where in shares of the whole, at which level, and what it stands for.
+
+    `kind` is "module", "own" for what a module does itself beside those in it, or "rest" for
+    `modules` that are each too narrow.
+    """
+
+    module: str
+    kind: str
+    level: int
+    start: float
+    width: float
+    modules: int = 1
+
+
+def draw(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any:
+    """Return a Figure, 7 inches wide, in one measure of a breakdown, down to `depth` levels below the root.
+
+    The label of a rectangle is the name of its module. A measure that the breakdown does not have raises ValueError,
+    and PlotError says that matplotlib, the extra `plot`, is not there.
+    """
+    if measure not in breakdown.measures:
+        raise ValueError(f"there is no measure {measure!r}: there are {', '.join(breakdown.measures)}")
+    chosen = breakdown.measures[measure]
+    layout = _Layout(breakdown, chosen)
+    boxes = list(layout.boxes(_LEVELS if depth is None else depth))
+    paints = colours.group(layout.rank_classes(boxes))
+    entries = _list_legend(layout, boxes, paints)
+    lines = _wrap_legend(entries)
+    notes = _tell_gaps(chosen)
+    levels = 1 + max(box.level for box in boxes)
+    below = _LEGEND_ROW * (len(lines) + len(notes)) + 2 * _MARGIN
+    height = _HEAD + _ROW * levels + below
+    figure = make_figure(WIDTH, height)
+    figure.patch.set_facecolor("white")
+    _write_head(figure, breakdown, chosen, layout)
+    axes = figure.add_axes(
+        (_MARGIN / WIDTH, below / height, 1 - 2 * _MARGIN / WIDTH, _ROW * levels / height),
+        xlim=(0, 1),
+        ylim=(levels, 0),
+    )
+    axes.set_axis_off()
+    for box in boxes:
+        _draw_box(axes, layout, box, paints)
+    _write_legend(figure, lines, notes)
+    return figure
+
+
+class _Layout:
+    """Where the modules of a breakdown lie in one of its measures."""
+
+    def __init__(self, breakdown: Breakdown, measure: Measure) -> None:
+        self.measure = measure
+        self.places: dict[str, ModuleInfo] = {place.name: place for place in breakdown.modules.modules()}
+        self.total = add_up(measure.values)
+        self.unknown = add_up(measure.unknown)
+        self.children: dict[str, list[str]] = {}
+        self._own: Counter[str] = Counter()
+        for cell, value in measure.values.items():
+            self._own[cell.module] += value
+        for name in self.places:
+            if name:
+                self.children.setdefault(self._parent(name), []).append(name)
+
+    def _parent(self, name: str) -> str:
+        while name:
+            name = name.rpartition(".")[0]
+            if name in self.places:
+                break
+        return name
+
+    def boxes(self, depth: int) -> Iterator[Box]:
+        """Yield what is drawn, a module before those in it."""
+        stack = [Box("", "module", 0, 0.0, 1.0)]
+        while stack:
+            box = stack.pop()
+            yield box
+            if box.kind == "module" and box.level < depth and self.total[box.module] > 0:
+                stack += self._divide(box)
+
+    def _divide(self, parent: Box) -> Iterator[Box]:
+        """Yield the boxes below one: its modules, too narrow neighbours together, and what it does itself."""
+        scale, level, at = parent.width / self.total[parent.module], parent.level + 1, parent.start
+        if not self.children.get(parent.module):
+            return
+        run: Box | None = None
+        for name in self.children[parent.module]:
+            width = self.total[name] * scale
+            if width <= 0:
+                continue
+            if width * WIDTH < _NARROWEST:
+                first = run or Box(name, "rest", level, at, 0.0, 0)
+                run = first._replace(width=at + width - first.start, modules=first.modules + 1)
+            else:
+                if run is not None:
+                    yield run
+                    run = None
+                yield Box(name, "module", level, at, width)
+            at += width
+        if run is not None:
+            yield run
+        own = self._own[parent.module] * scale
+        if at > parent.start and own * WIDTH >= _NARROWEST:
+            yield Box(parent.module, "own", level, at, own)
+
+    def class_of(self, name: str) -> str:
+        return self.places[name].class_name
+
+    def rank_classes(self, boxes: list[Box]) -> list[str]:
+        """Return the classes of what is drawn below the root, those with most first."""
+        sums: Counter[str] = Counter()
+        for box in boxes:
+            if box.kind == "module" and box.module:
+                sums[self.class_of(box.module)] += self.total[box.module]
+        return [name for name, _ in sums.most_common()]
+
+    def say(self, name: str) -> str:
+        return ("≥ " if self.unknown[name] else "") + say_value(self.measure, self.total[name])
+
+
+def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> None:
+    from matplotlib.patches import Rectangle
+
+    inches = box.width * (WIDTH - 2 * _MARGIN)
+    tint = paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")
+    looks: dict[str, Any] = {
+        "module": {"facecolor": tint},
+        "own": {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")},
+        "rest": {"facecolor": tint},
+    }[box.kind]
+    axes.add_patch(Rectangle((box.start, box.level), box.width, 1, linewidth=0, label=box.module, **looks))
+    # A border that is as wide as a cell would hide it.
+    border = {"color": "white", "linewidth": min(0.8, inches * 18), "clip_on": False}
+    end = box.start + box.width
+    axes.plot([end, end], [box.level, box.level + 1], **border)
+    axes.plot([box.start, end], [box.level + 1, box.level + 1], **{**border, "linewidth": 0.8})
+    padding = min(_PADDING, 0.15 * inches)
+    room = inches - 2 * padding
+    if room < _NARROWEST_TEXT:
+        return
+    own = {"own": "itself", "rest": f"{box.modules} more"}.get(box.kind)
+    name = plain(own or box.module.rpartition(".")[2] or layout.class_of("") or "model")
+    style = {"style": "italic", "color": colours.colour("quiet")} if own else {"color": colours.colour("ink")}
+    label = fit(name, room, _NAME)
+    if label != name and (own or room < _NARROWEST_CUT):
+        return
+    pad = padding / (WIDTH - 2 * _MARGIN)
+    middle = box.level + 0.5
+    if label:
+        axes.text(box.start + pad, middle, escape(label), fontsize=_NAME, va="center_baseline", **style)
+    if box.kind != "module":
+        return
+    share = format_percent(layout.total[box.module], layout.total[""])
+    left = room - width_of(label, _NAME) - 0.08
+    text = next((text for text in (f"{layout.say(box.module)} · {share}", share) if width_of(text, _SHARE) < left), "")
+    if text and share:
+        axes.text(
+            end - pad,
+            middle,
+            text,
+            fontsize=_SHARE,
+            ha="right",
+            va="center_baseline",
+            color=colours.colour("ink"),
+            alpha=0.75,
+        )
+
+
+def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _Layout) -> None:
+    height = figure.get_figheight()
+    left = _MARGIN / WIDTH
+    room = WIDTH - 2 * _MARGIN
+    title = f"{measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.say('')}"
+    about = breakdown.about
+    told = [f"convention {about['table']}"] if "table" in about else []
+    if "multiply_add" in about and layout.measure.title == "FLOPs":
+        told.append(f"a multiply-add is {format_quantity(int(about['multiply_add']), 'FLOP')}")
+    if about.get("inputs"):
+        told.append(f"inputs {about['inputs']}")
+    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(told), _SMALL, 0.29, "quiet")):
+        shown = fit(plain(text), room * (0.93 if name == "ink" else 1), size)
+        figure.text(
+            left,
+            1 - top / height,
+            escape(shown),
+            fontsize=size,
+            weight="bold" if name == "ink" else "normal",
+            va="center",
+            color=colours.colour(name),
+        )
+
+
+def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> list[tuple[str, str]]:
+    """Return (text, colour) of each class that is drawn."""
+    drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
+    entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
+    return [*entries, ("others", paints.others)] if drawn - paints.named.keys() else entries
+
+
+def _wrap_legend(entries: list[tuple[str, str]]) -> list[list[tuple[float, str, str]]]:
+    """Return lines of (inches from the left, text, colour)."""
+    lines: list[list[tuple[float, str, str]]] = []
+    at = WIDTH
+    for text, colour in entries:
+        shown = fit(text, WIDTH / 3, _SMALL)
+        needed = 0.16 + width_of(shown, _SMALL) + 0.16
+        if at + needed > WIDTH:
+            lines.append([])
+            at = _MARGIN
+        lines[-1].append((at, shown, colour))
+        at += needed
+    return lines
+
+
+def _write_legend(figure: Any, lines: list[list[tuple[float, str, str]]], notes: list[str]) -> None:
+    from matplotlib.patches import Rectangle
+
+    height = figure.get_figheight()
+    bottom = _MARGIN + _LEGEND_ROW * (len(lines) + len(notes))
+    for number, line in enumerate(lines):
+        middle = bottom - _LEGEND_ROW * (number + 0.5)
+        for at, text, tint in line:
+            corner = (at / WIDTH, (middle - 0.05) / height)
+            figure.add_artist(Rectangle(corner, 0.1 / WIDTH, 0.1 / height, facecolor=tint, linewidth=0))
+            _write_line(figure, (at + 0.14) / WIDTH, middle / height, text, "ink")
+    for number, note in enumerate(notes):
+        middle = bottom - _LEGEND_ROW * (len(lines) + number + 0.5)
+        _write_line(figure, _MARGIN / WIDTH, middle / height, fit(plain(note), WIDTH - 2 * _MARGIN, _SMALL), "warn")
+
+
+def _write_line(figure: Any, x: float, y: float, text: str, name: str) -> None:
+    figure.text(x, y, escape(text), fontsize=_SMALL, va="center_baseline", color=colours.colour(name))
+
+
+def _tell_gaps(measure: Measure) -> list[str]:
+    if not measure.unknown:
+        return []
+    calls: Counter[str] = Counter()
+    for cell, number in measure.unknown.items():
+        calls[cell.operator] += number
+    listed = ", ".join(f"{name} ×{number}" for name, number in calls.most_common(5))
+    return [f"≥: {format_quantity(calls.total(), 'call')} of operators without a formula in no total: {listed}"]

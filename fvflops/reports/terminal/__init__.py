@@ -1,0 +1,1 @@
+"""The table for a terminal, with its bars, collapsed layers and op coverage."""

@@ -1,0 +1,191 @@
+"""The validity of a Trace that was read: every field is of its type, and what an index names is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from fvflops.trace.spec import Symbol, TensorSpec, Value
+
+if TYPE_CHECKING:
+    from fvflops.trace.module_tree import ModuleInfo
+    from fvflops.trace.trace import Trace
+
+_LARGEST = 1 << 63  # what torch counts elements and bytes up to
+_SHOWN = 60
+
+
+def check(trace: Trace, phases: Collection[str]) -> None:
+    """Raise ValueError, in one line, where a Trace holds what no recording puts there.
+
+    It takes time in proportion to the length, and looks at columns rather than at single events.
+    """
+    _check_modules(trace.modules.places)
+    _check_regions(trace)
+    _check_signatures(trace)
+    for name, calls, items in (
+        ("calls", trace.calls, len(trace.signatures)),
+        ("region_calls", trace.region_calls, len(trace.region_signatures)),
+    ):
+        columns = list(zip(*calls, strict=True)) or [(), (), ()]
+        _check_indexes(f"{name} item", columns[0], items)
+        _check_indexes(f"{name} stack", columns[1], len(trace.stacks))
+        _check_choices(f"{name} phase", columns[2], phases)
+        _check_indexes(f"{name} count", calls.values(), _LARGEST)
+    _check_indexes("active", trace.active, len(trace.stacks))
+    _check_types("decomposed", trace.decomposed, str)
+    _check_types("stops_at", trace.stops_at.names, str)
+    _check_types("everything and complete", (trace.stops_at.everything, trace.complete), bool)
+    _check_types("about", (trace.about,), dict)
+    _check_types("about", trace.about.values(), str)
+    _check_events(trace, phases)
+
+
+def _check_modules(places: Any) -> None:
+    if "" not in places:
+        raise ValueError("modules lack the root")
+    for name, place in places.items():
+        _check_place(place)
+        if place.canonical not in places:
+            raise ValueError(f"module {_quote(name)} is said to be {_quote(place.canonical)}, which is not there")
+
+
+def _check_place(place: ModuleInfo) -> None:
+    where = f"module {_quote(place.name)}"
+    _check_types(
+        where,
+        (
+            place.name,
+            place.canonical,
+            place.class_name,
+            place.extra_repr,
+            *place.classes,
+        ),
+        str,
+    )
+    _check_types(where, (place.has_forward,), bool)
+    _check_types(where, (key for key, _ in place.children), str)
+    for key, path in place.children:  # so that no module lies in itself
+        if path is not None and path != (f"{place.name}.{key}" if place.name else key):
+            raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
+    for parameter in (*place.parameters, *place.buffers):
+        _check_types(where, (parameter.name,), str)
+        _check_types(where, (parameter.identity,), int)
+        _check_types(where, (parameter.trainable,), bool)
+        _check_value(where, parameter.spec)
+    for value in place.attributes.values():
+        _check_value(where, value)
+
+
+def _check_regions(trace: Trace) -> None:
+    _check_choices(
+        "region",
+        (region.kind for region in trace.regions),
+        ("module", "function", "group"),
+    )
+    _check_types("region", (region.name for region in trace.regions), str)
+    for region in trace.regions:
+        if region.kind == "module" and region.name not in trace.modules.places:
+            raise ValueError(f"region {_quote(region.name)} is no module")
+    _check_indexes(
+        "stacks",
+        (index for stack in trace.stacks for index in stack),
+        len(trace.regions),
+    )
+
+
+def _check_signatures(trace: Trace) -> None:
+    for signature in trace.signatures:
+        _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
+        _check_value(signature.op, (signature.inputs, signature.outputs))
+    _check_indexes(
+        "region_signatures",
+        (item.region for item in trace.region_signatures),
+        len(trace.regions),
+    )
+    for item in trace.region_signatures:
+        _check_value("region signature", (item.inputs, item.outputs))
+
+
+def _check_value(where: str, value: Value) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_value(where, item)
+    elif isinstance(value, TensorSpec):
+        _check_indexes(
+            f"{where}, a shape",
+            (*value.shape, *(() if value.nnz is None else (value.nnz,))),
+            _LARGEST,
+        )
+        _check_types(where, (value.dtype, value.device, value.layout), str)
+        _check_types(where, value.values or (), int)
+        if math.prod(value.shape) >= _LARGEST:
+            raise ValueError(f"{where} holds a tensor of the shape {_quote(value.shape)}")
+    elif isinstance(value, Symbol):
+        _check_types(where, (value.kind, value.name), str)
+
+
+def _check_events(trace: Trace, phases: Collection[str]) -> None:
+    if trace.storages:
+        nbytes, *texts = zip(*trace.storages, strict=True)
+        _check_indexes("storages", nbytes, _LARGEST)
+        for column in texts:
+            _check_types("storages", column, str)
+    if not trace.events:
+        return
+    kinds, items, stacks, phase, thread, reads, writes, raised, *measured = zip(*trace.events, strict=True)
+    ends = {
+        "enter": len(trace.regions),
+        "exit": len(trace.region_signatures),
+        "op": len(trace.signatures),
+        "free": len(trace.storages),
+    }
+    _check_choices("event", kinds, ends)
+    for kind, end in ends.items():
+        _check_indexes(
+            f"event {kind}",
+            [item for item, other in zip(items, kinds, strict=True) if other == kind],
+            end,
+        )
+    _check_indexes("event stack", stacks, len(trace.stacks))
+    _check_choices("event phase", phase, phases)
+    _check_indexes("event thread", thread, _LARGEST)
+    for column in (reads, writes):
+        _check_indexes(
+            "event storage",
+            (index for indexes in column for index in indexes),
+            len(trace.storages),
+        )
+    _check_types("event raised", raised, bool)
+    for column in measured:
+        _check_types("event measure", column, int, type(None))
+
+
+def _check_types(where: str, values: Iterable[Any], *types: type) -> None:
+    kept = list(values)
+    if not set(map(type, kept)) <= set(types):
+        wrong = next(value for value in kept if type(value) not in types)
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+        raise ValueError(f"{where} holds {_quote(wrong)} where {wanted} belongs")
+
+
+def _check_choices(where: str, values: Iterable[Any], known: Collection[str]) -> None:
+    kept = list(values)
+    _check_types(where, kept, str)
+    if not set(kept) <= set(known):
+        wrong = next(value for value in kept if value not in known)
+        raise ValueError(f"{where} is {_quote(wrong)}, none of {', '.join(known)}")
+
+
+def _check_indexes(where: str, values: Iterable[Any], end: int) -> None:
+    kept = list(values)
+    _check_types(where, kept, int)
+    if kept and (min(kept) < 0 or max(kept) >= end):
+        wrong = min(kept) if min(kept) < 0 else max(kept)
+        raise ValueError(f"{where} is {_quote(wrong)}, and those there are go from 0 to {end - 1}")
+
+
+def _quote(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

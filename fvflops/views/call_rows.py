@@ -1,0 +1,81 @@
+"""The call rows: calls of ops or of modules, or their sums by line of source, for CSV, JSON and data frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.views.frame_rows import Cell, Rows
+
+SCHEMA = 1
+_FORMAT = "fvflops.calls"
+_OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
+_MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
+_LINE = "line calls flops macs activations bytes unknown"
+_MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
+
+
+def list_op_rows(calls: Sequence[OpCall]) -> Rows:
+    """Return a row for each op call; what was not measured of any has no column, and a count not known is None.
+
+    Several tensors or parameters stand in one cell, with "; " between them, numbers of calls with a blank.
+
+    >>> call = OpCall(1, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
+    ...               "float32", "counted", 8, after=(0,))
+    >>> list_op_rows([call]).rows[0][6:]
+    ['float32[8]', 'float32[8]', 'float32', 'counted', 8, None, None, None, '', '0']
+    """
+    measured = [name for name in _MEASURED if any(getattr(call, name) is not None for call in calls)]
+    measured += ["line"] * any(call.line for call in calls)
+    return Rows(
+        [*_OP.split(), *measured], [[*_list_op(call), *(getattr(call, name) for name in measured)] for call in calls]
+    )
+
+
+def list_module_rows(calls: Sequence[ModuleCall]) -> Rows:
+    """Return a row for each call of a module, the root's named ""; cells are as those of op calls."""
+    return Rows(
+        _MODULE.split(),
+        [[*call[:5], _join(call.inputs), _join(call.outputs), *call[7:]] for call in calls],
+    )
+
+
+def list_line_rows(lines: Sequence[LineCount]) -> Rows:
+    """Return a row for each line of source."""
+    return Rows(_LINE.split(), [list(line) for line in lines])
+
+
+def write_json(rows: Rows, about: Mapping[str, str]) -> str:
+    """Return rows as JSON text: `format` "fvflops.calls", `schema` 1, `about` as in the JSON report, and `rows`.
+
+    Each row is an object of heading → cell, so that `pandas.DataFrame(record["rows"])` is the frame.
+
+    >>> write_json(Rows(["op", "flops"], [["aten::mm", 24]]), {"model": "Net"})
+    '{"format":"fvflops.calls","schema":1,"about":{"model":"Net"},"rows":[{"op":"aten::mm","flops":24}]}'
+    """
+    record = {
+        "format": _FORMAT,
+        "schema": SCHEMA,
+        "about": dict(about),
+        "rows": [dict(zip(rows.headings, row, strict=True)) for row in rows.rows],
+    }
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def _list_op(call: OpCall) -> list[Cell]:
+    counts = (call.flops, call.macs, call.activations, call.nbytes)
+    return [
+        *call[:6],
+        _join(call.inputs),
+        _join(call.outputs),
+        call.dtype,
+        call.status,
+        *counts,
+        _join(call.parameters),
+        " ".join(map(str, call.after)),
+    ]
+
+
+def _join(texts: Sequence[str]) -> str:
+    return "; ".join(texts)

@@ -1,0 +1,69 @@
+"""The rows: what a CSV report and a data frame list, a heading for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fvflops.trace import ModuleInfo, Summary
+from fvflops.views.summary_rows import (
+    check_view,
+    list_operator_headings,
+    rank_modules,
+    rank_operators,
+    rank_operators_by_module,
+)
+
+# None is a number that is not known.
+Cell = str | int | bool | None
+
+
+class Rows(NamedTuple):
+    """Rows below their headings; each has a cell for each heading, and the whole model is the module named ""."""
+
+    headings: list[str]
+    rows: list[list[Cell]]
+
+
+def list_rows(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    report: str = "a list",
+) -> Rows:
+    """Return the exact numbers of a summary, by module, by operator or by both.
+
+    By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
+    module, operator and its counts, what is below the module included. `depth` is how many modules below the root are
+    listed, all if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are
+    first, and `top` of them are listed. `report` is named where a view is not there, a ValueError, as is an unknown
+    order.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
+    Rows(headings=['module', 'class', 'flops', 'called'], rows=[['', 'Net', 12, True]])
+    """
+    check_view(by, report=report)
+    if by == "module":
+        modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
+        return Rows(["module", "class", *summary.columns, "called"], _list_modules(summary, modules))
+    headings = list_operator_headings(summary)
+    if by == "operator":
+        ranked = rank_operators(summary, sort=sort, top=top)[:top]
+        return Rows(["operator", *headings], [[row.operator, *row.counts] for row in ranked])
+    ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)[:top]
+    return Rows(
+        ["module", "operator", *headings], [[summary.label(row.module), row.operator, *row.counts] for row in ranked]
+    )
+
+
+def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:
+    uncalled = frozenset().union(*summary.uncalled.values())
+    rows: list[list[Cell]] = []
+    for place in modules:
+        counts = [column.get(place.name, 0) for column in summary.columns.values()]
+        rows.append([summary.label(place.name), place.class_name, *counts, place.name not in uncalled])
+    return rows
