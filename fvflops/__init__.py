@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fvflops.garbage_collector import uncollected
+from fvflops.garbage_collector import gc_paused
 
 if TYPE_CHECKING:
     from fvflops.analysis import (
@@ -162,7 +162,7 @@ def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'fvflops' has no attribute {name!r}")
-    with uncollected():
+    with gc_paused():
         return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -12,7 +12,7 @@ _PAUSES: set[object] = set()
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Keep the collector from walking what a burst of work makes, and with it all objects of torch: 50 ms and more."""
     collects = gc.isenabled()
     pause = object()

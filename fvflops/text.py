@@ -5,10 +5,10 @@ from __future__ import annotations
 _LONGEST = 120  # characters of an attribute or a class
 
 
-def show(name: str) -> str:
+def printable(name: str) -> str:
     """Return a name in which every character that cannot be printed is written as a Python escape.
 
-    >>> print(show("line\\nbreak"))
+    >>> print(printable("line\\nbreak"))
     line\\nbreak
     """
     if name.isprintable():
@@ -16,14 +16,14 @@ def show(name: str) -> str:
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in name)
 
 
-def show_short(name: str) -> str:
+def printable_short(name: str) -> str:
     """Return what `show` does, for a row of a table: what is longer than 120 characters between two dots is cut.
 
     A name of many parts stays whole, since its beginning alone would be that of others too.
 
-    >>> print(show_short("layer.0"), len(show_short("x" * 10_000)))
+    >>> print(printable_short("layer.0"), len(printable_short("x" * 10_000)))
     layer.0 121
     """
     if len(name) > _LONGEST:
         name = ".".join(part if len(part) <= _LONGEST else part[:_LONGEST] + "…" for part in name.split("."))
-    return show(name)
+    return printable(name)

@@ -14,8 +14,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fvflops import load_table, record_call
 from fvflops.features.communication.ranks import gather
-from fvflops.features.planning.context_parallel import SharedSequence
-from fvflops.features.planning.pipeline import cut, find_stages
+from fvflops.features.planning.context_parallel import ShardedSequence
+from fvflops.features.planning.pipeline import find_stages, split_stage
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.zoo import build
 
@@ -71,7 +71,7 @@ def share_sequence(model):
     wrapped = nn.parallel.DistributedDataParallel(model)
 
     def run(tokens):
-        with SharedSequence(dist.group.WORLD):
+        with ShardedSequence(dist.group.WORLD):
             return wrapped(tokens)
 
     return run
@@ -80,7 +80,7 @@ def share_sequence(model):
 def run_stage(model):
     """Return a function that runs two microbatches through this rank's half of a model."""
     stage = dist.get_rank()
-    cut(model, find_stages(model), stage, RANKS)
+    split_stage(model, find_stages(model), stage, RANKS)
     hidden = torch.empty(1, 16, 64, requires_grad=True)
     place = PipelineStage(
         model,

@@ -16,7 +16,7 @@ from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
 from fvflops.cli import main
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 
@@ -240,7 +240,7 @@ def test_the_graph_shows_any_name_as_text(name, tmp_path):
     text = analyse(model).to_graph()
     [label] = read_graph(text)[0].values()
     shown = label.split("\\n[2,8]")[0].replace("\\\\", "\\").replace('\\"', '"').replace("&amp;", "&")
-    assert shown.split("…")[0].removesuffix("\\nLinear").startswith(show(name)[:50])
+    assert shown.split("…")[0].removesuffix("\\nLinear").startswith(printable(name)[:50])
     assert text.replace("\n", "").isprintable()
     if which("dot") is not None:
         drawn = subprocess.run(["dot", "-Tplain"], input=text, capture_output=True, text=True, check=True)

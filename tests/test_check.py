@@ -245,7 +245,9 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
 
 
 def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
-    monkeypatch.setattr("fvflops.cli.commands.check.analyse", lambda *_, **__: pytest.fail("the work was done first"))
+    monkeypatch.setattr(
+        "fvflops.cli.commands.check.open_analysis", lambda *_, **__: pytest.fail("the work was done first")
+    )
     assert check() == 2
     assert "budget.yaml:1: cannot be read: No such file" in capsys.readouterr().err
     (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")

@@ -9,7 +9,7 @@ from torch import nn
 
 from fvflops import compare
 from fvflops.cli import main
-from fvflops.features.conventions.compute import explain
+from fvflops.features.conventions.compute import explain_differences
 from fvflops.features.conventions.model import Difference
 from fvflops.features.conventions.report import render
 from fvflops.formulas import shipped_tables
@@ -28,32 +28,32 @@ def counts(*entries):
 def test_the_same_work_under_two_names_is_no_difference():
     one = counts(entry("linear", 10), entry("softmax", flops=3))
     two = counts(entry("addmm", 10, unit=2), entry("softmax", flops=3))
-    assert explain(one, two, units=(1, 2)) == (Difference("unit", 10),)
+    assert explain_differences(one, two, units=(1, 2)) == (Difference("unit", 10),)
 
 
 def test_what_one_leaves_out_the_other_counts_beside():
     one = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
     two = counts(entry("linear", 10), entry("sdpa", status=Status.OMITTED), entry("gelu", flops=4, calls=3))
-    assert explain(one, two, units=(1, 1)) == (
+    assert explain_differences(one, two, units=(1, 1)) == (
         Difference("without", -7, "sdpa", "", 2),
         Difference("beside", 4, "", "gelu", 3),
     )
     unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNKNOWN))
-    assert explain(one, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
+    assert explain_differences(one, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
 
 
 def test_ops_are_matched_module_by_module():
     one = counts(entry("linear", 10, scope=("", "a")), entry("linear", 10, scope=("", "b")))
     two = counts(entry("addmm", 10, scope=("", "a")), entry("mm", 9, scope=("", "b")))
-    assert explain(one, two, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
+    assert explain_differences(one, two, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
 
 
 def test_a_module_that_is_counted_as_one_stands_for_what_ran_inside():
     one = counts(entry("linear", 10, scope=("", "mha", "mha.out")), entry("sdpa", 5, scope=("", "mha")))
     two = counts(entry("MultiheadAttention", 15, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
-    assert explain(one, two, units=(1, 1)) == ()
+    assert explain_differences(one, two, units=(1, 1)) == ()
     less = counts(entry("MultiheadAttention", 12, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
-    reasons = explain(one, less, units=(1, 1))
+    reasons = explain_differences(one, less, units=(1, 1))
     assert {(reason.kind, reason.first, reason.second, reason.value) for reason in reasons} == {
         ("without", "linear", "", -10),
         ("without", "sdpa", "", -5),

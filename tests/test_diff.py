@@ -18,7 +18,7 @@ from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
 from fvflops.features.diff import report
 from fvflops.features.diff.model import MEASURES
-from fvflops.features.diff.module_matching import find_counterparts
+from fvflops.features.diff.module_matching import match_modules
 from fvflops.formulas import TableError
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
@@ -205,7 +205,7 @@ def test_a_long_list_that_differs_everywhere_does_not_take_long():
             nn.Sequential(*(nn.Linear(4, 4 + (index + shift) % 7) for index in range(1100))) for shift in (0, 3)
         )
     trees = [FlopCountAnalysis(model, X).module_tree() for model in (one, two)]
-    pairs = find_counterparts(*trees)
+    pairs = match_modules(*trees)
     assert len(pairs) == 1101
     assert pairs["1099"] == "1099"
 
@@ -300,7 +300,9 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path, saved):
 
 
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fvflops.cli.commands.diff.analyse", lambda *_, **__: pytest.fail("the work was done first"))
+    monkeypatch.setattr(
+        "fvflops.cli.commands.diff.open_analysis", lambda *_, **__: pytest.fail("the work was done first")
+    )
     assert main(["diff", "zoo:lenet5", "zoo:lenet5", "--output", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.table_examples import check_examples, own_rows
 from fvflops.capture.run import record_call
-from fvflops.counting import TablePricer, count
+from fvflops.counting import TableCostModel, count
 from fvflops.formulas.loading import shipped_tables
 from fvflops.trace import Status
 from tests.library_schemas import define_library_schemas
@@ -222,7 +222,7 @@ def test_both_vocabularies_cost_the_same(name):
     with torch.backends.mkldnn.flags(enabled=False):
         composite = ledger(model, inputs, "exact")
         trace = record_call(model, inputs, stops_at=EXACT.stops_at, loss=total_of)
-    core = count(trace, TablePricer(EXACT, "flops"), "flops").entries
+    core = count(trace, TableCostModel(EXACT, "flops"), "flops").entries
     forward = [entry for entry in core if entry.phase == "forward" and entry.scope]
     backward = [entry for entry in core if entry.phase == "backward"]
     assert not [entry for entry in core if entry.status in (Status.OMITTED, Status.UNKNOWN)]

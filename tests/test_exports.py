@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
-from fvflops.counting import Amount, HandlePricer, TablePricer, build_timeline, count
+from fvflops.counting import Amount, HandleCostModel, TableCostModel, build_timeline, count
 from fvflops.formulas import load_table
 from fvflops.reports import EXPORTS
 from fvflops.reports.files import frames
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
-from fvflops.trace.timeline import WEIGHTS, Frame, Item, Span, Timeline
+from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
 SCHEMA = Path(__file__).parent / "data" / "speedscope_file_format_schema.json"
 # flamegraph.pl's own pattern of a line, and its pattern of a line with two weights, which none of ours may be.
@@ -56,8 +56,8 @@ def make_step() -> TrainingStepAnalysis:
     )
 
 
-def exact() -> TablePricer:
-    return TablePricer(load_table("exact"), "flops")
+def exact() -> TableCostModel:
+    return TableCostModel(load_table("exact"), "flops")
 
 
 @cache
@@ -257,7 +257,7 @@ def test_each_op_call_and_each_region_stands_in_a_chrome_trace_once_and_in_order
 
 def test_a_forward_module_is_as_wide_as_its_flops() -> None:
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
-    slices = slices_of(export("chrome-trace", build_timeline(flops.trace(), flops._pricer())))
+    slices = slices_of(export("chrome-trace", build_timeline(flops.trace(), flops._cost_model())))
     widths = {item["args"]["module"]: parse_nanoseconds(item["dur"]) for item in slices if "module" in item["cat"]}
     assert widths == {"": 384, "body": 256, "body.0": 256, "body.1": 0, "head": 128}
     assert {name: flops.total(name) for name in widths} == widths
@@ -265,7 +265,7 @@ def test_a_forward_module_is_as_wide_as_its_flops() -> None:
 
 def test_the_args_of_an_op_tell_module_class_phase_shapes_and_counts() -> None:
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
-    timeline = build_timeline(clock(flops.trace()), flops._pricer())
+    timeline = build_timeline(clock(flops.trace()), flops._cost_model())
     [linear, *_] = slices_of(export("chrome-trace", timeline), "op")
     assert linear["name"] == "aten::linear" and linear["cat"] == "op,forward"
     assert linear["args"] == {
@@ -395,7 +395,7 @@ class Raises(nn.Module):
 def test_a_region_that_raised_is_closed_and_marked() -> None:
     with pytest.raises(RuntimeError, match="no"), record(nn.Sequential(nn.Linear(3, 2), Raises())) as run:
         run._target(torch.ones(4, 3))
-    timeline = build_timeline(run.trace(), run._pricer())
+    timeline = build_timeline(run.trace(), run._cost_model())
     file = read_chrome(export("chrome-trace", timeline))
     raised = {event["args"]["module"] for event in file["traceEvents"] if event["args"].get("raised")}
     assert raised == {"", "1"}
@@ -418,7 +418,7 @@ def test_a_pause_may_have_hidden_ends_of_regions(lost: str, timed: bool) -> None
 def test_an_empty_trace_gives_an_empty_file(name: str) -> None:
     with record(nn.Linear(3, 2)) as run:
         pass
-    timeline = build_timeline(run.trace(), run._pricer())
+    timeline = build_timeline(run.trace(), run._cost_model())
     text = export(name, timeline)
     if name == "chrome-trace":
         assert slices_of(text) == []
@@ -442,11 +442,13 @@ def test_a_trace_without_events_has_stacks_and_nothing_in_order() -> None:
 @pytest.mark.parametrize("weight", ["flops", "macs"])
 def test_spans_and_aggregated_calls_say_the_same(weight: str) -> None:
     from_spans: Counter[tuple[int, int, str]] = Counter()
-    for piece in make_counted().pieces(weight):
-        from_spans[piece.span.item, piece.span.stack, piece.span.phase] += piece.weight
+    for piece in make_counted().self_segments(weight):
+        from_spans[piece.span.callee, piece.span.stack, piece.span.phase] += piece.weight
     timeline = make_counted()
     assert from_spans == {
-        key: calls * timeline.own(*key, weight) for key, calls in timeline.calls.items() if timeline.own(*key, weight)
+        key: calls * timeline.self_cost(*key, weight)
+        for key, calls in timeline.calls.items()
+        if timeline.self_cost(*key, weight)
     }
 
 
@@ -458,7 +460,7 @@ def test_what_runs_in_a_module_that_a_handle_prices_counts_with_it() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 4))
     flops = FlopCountAnalysis(model, torch.ones(2, 8))
     trace = flops.trace()
-    pricer = HandlePricer(flops._pricer(), {}, {trace.modules.root.classes[0]: lambda call: 1000})
+    pricer = HandleCostModel(flops._cost_model(), {}, {trace.modules.root.classes[0]: lambda call: 1000})
     counts = count(trace, pricer, "flops")
     timeline = build_timeline(trace, pricer)
     assert counts.total() == 1000  # the outermost Sequential, with all in it
@@ -473,12 +475,12 @@ class Ignorant:
     """Knows no op."""
 
     stops_at = StopsAt()
-    prices_modules = False
+    counts_modules = False
 
-    def price_op(self, signature):
+    def op_cost(self, signature):
         return (Amount(signature.packet, Status.UNKNOWN),)
 
-    def price_region(self, region, module, signature):
+    def region_cost(self, region, module, signature):
         return None
 
 
@@ -496,14 +498,14 @@ def test_what_is_unknown_is_told_and_not_taken_for_zero() -> None:
 class Elements(Ignorant):
     """Says that an op moves a byte for each element that it takes or gives."""
 
-    def price_op(self, signature):
+    def op_cost(self, signature):
         value = sum(spec.numel for spec in tensors_in((*signature.inputs, *signature.outputs)))
         return (Amount(signature.packet, Status.COUNTED, value),)
 
 
 def test_bytes_are_what_their_pricer_says() -> None:
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
-    timeline = build_timeline(flops.trace(), flops._pricer(), bytes_pricer=Elements())
+    timeline = build_timeline(flops.trace(), flops._cost_model(), bytes_pricer=Elements())
     # Linear(8, 16): 16 + 128 + 16 + 32; ReLU: 32 + 32; Linear(16, 4): 32 + 64 + 4 + 8.
     assert list(read_stacks(export("flame-graph", timeline, "bytes")).values()) == [192, 64, 108]
     assert json.loads(export("speedscope", timeline, "bytes"))["profiles"][0]["unit"] == "bytes"
@@ -519,7 +521,7 @@ def counters(text: str, name: str = "memory") -> list[int]:
 
 def test_memory_is_what_the_storages_hold() -> None:
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
-    timeline = build_timeline(flops.trace(), flops._pricer())
+    timeline = build_timeline(flops.trace(), flops._cost_model())
     there = 4 * (8 * 16 + 16 + 16 * 4 + 4 + 2 * 8)  # the parameters and the input
     # The Linears give 2×16 and 2×4, the ReLU 2×16; what the first gave is gone before the last begins.
     assert counters(export("chrome-trace", timeline)) == [there, there + 128, there + 256, there + 128, there + 160]
@@ -536,7 +538,7 @@ def test_measured_memory_goes_before_what_the_storages_say() -> None:
         return event._replace(memory_before=next(held), memory_after=next(held), memory_peak=1200)
 
     trace = flops.trace()
-    timeline = build_timeline(replace(trace, events=tuple(map(measure, trace.events))), flops._pricer())
+    timeline = build_timeline(replace(trace, events=tuple(map(measure, trace.events))), flops._cost_model())
     text = export("chrome-trace", timeline)
     assert counters(text) == [1000, 1100, 1050, 1070, 1090] and counters(text, "peak memory") == [1200] * 3
     assert list(read_stacks(export("flame-graph", timeline, "memory")).values()) == [100, 20]  # the ReLU let go
@@ -564,7 +566,7 @@ def test_hostile_names_are_text(name: str) -> None:
     model.add_module(HOSTILE.replace(".", ""), nn.Linear(3, 2))
     model.add_module("\ud800 7", nn.Linear(2, 2))
     flops = FlopCountAnalysis(model, torch.ones(4, 3))
-    timeline = build_timeline(flops.trace(), flops._pricer())
+    timeline = build_timeline(flops.trace(), flops._cost_model())
     text = export(name, timeline)
     assert "</script>" not in text or name == "flame-graph"
     assert "\x1b" not in text and text.encode()
@@ -581,7 +583,7 @@ def test_hostile_names_are_text(name: str) -> None:
 
 def test_a_name_that_ends_in_a_number_is_no_weight() -> None:
     regions = (Frame("group", "SGD 0"), Frame("module", "block 1", ""), Frame("function", "Scan 2"))
-    items = tuple(Item(frame.kind, frame.name, number) for number, frame in enumerate(regions))
+    items = tuple(Callee(frame.kind, frame.name, number) for number, frame in enumerate(regions))
     spans = tuple(Span(number, 0, start=number, duration=1) for number in range(3))
     stacks = read_stacks(export("flame-graph", Timeline(regions, ((),), items, {}, spans, weights=("time",))))
     assert [path[1] for path in stacks] == ["SGD 0 (group)", "block 1 (module)", "Scan 2 (function)"]
@@ -591,7 +593,7 @@ def make_long(spans: int, flops: int) -> Timeline:
     return Timeline(
         (Frame("module", "", "Net"),),
         ((), (0,)),
-        (Item("op", "aten::mm", flops=flops, status="counted"),),
+        (Callee("op", "aten::mm", flops=flops, status="counted"),),
         {},
         tuple(Span(0, 1, flops=flops) for _ in range(spans)),
     )

@@ -20,8 +20,8 @@ from torch import nn
 from fvflops import FlopCountAnalysis
 from fvflops.capture.shapes import plain_sizes as module
 from fvflops.capture.shapes.plain_sizes import plain_sizes
-from fvflops.capture.shapes.shape_cache import clear_memo
-from fvflops.garbage_collector import uncollected
+from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.garbage_collector import gc_paused
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
@@ -129,9 +129,9 @@ def nothing_heavy(monkeypatch):
     """Let the heavy modules be as if they were not imported yet, which other tests have."""
     for name in filter(is_heavy, list(sys.modules)):
         monkeypatch.delitem(sys.modules, name)
-    clear_memo()
+    clear_cache()
     yield
-    clear_memo()
+    clear_cache()
 
 
 VALUES = (True, False, 0, 1, 3, 1.5)
@@ -239,7 +239,7 @@ def test_a_burst_of_work_starts_no_full_collection():
 
     gc.callbacks.append(note)
     try:
-        with uncollected():
+        with gc_paused():
             kept = [[index] for index in range(200_000)]
         after = [[index] for index in range(10)]
     finally:
@@ -251,7 +251,7 @@ def test_a_burst_of_work_starts_no_full_collection():
 def test_a_collector_that_is_off_stays_off():
     gc.disable()
     try:
-        with uncollected():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:

@@ -48,7 +48,7 @@ def theirs(tmp_path_factory):
 def clock(monkeypatch):
     """Let the meter read a clock that each beginning of an op or a module's call moves by a millisecond."""
     now, coming = [0], [0]
-    begin = meter.Meter.begin
+    begin = meter.Probe.begin
 
     def read():
         now[0], coming[0], seen = now[0] + coming[0], 0, now[0]
@@ -59,7 +59,7 @@ def clock(monkeypatch):
         return begin(self)
 
     monkeypatch.setattr(meter, "perf_counter_ns", read)
-    monkeypatch.setattr(meter.Meter, "begin", begin_and_move)
+    monkeypatch.setattr(meter.Probe, "begin", begin_and_move)
 
 
 def train(model, images=1024):

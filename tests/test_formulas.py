@@ -14,7 +14,7 @@ from fvflops.capture.recorder.signature import describe_op
 from fvflops.formulas import Call, load_table
 from fvflops.formulas.language.example import Example
 from fvflops.formulas.registry import FORMULAS
-from fvflops.formulas.rows import price_call
+from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import TensorSpec
 from fvflops.trace.signature import packet_of
 from tests.products import DEFAULT, Products, meta, price, run
@@ -198,7 +198,7 @@ def test_bilinear_forward_and_backward():
 def test_grouped_products_of_all_ranks(left, right, macs):
     specs = {"self": TensorSpec(left), "mat2": TensorSpec(right)}
     call = Call("aten::_grouped_mm", specs, (TensorSpec((1,)),))
-    assert price_call(DEFAULT.rows["aten::_grouped_mm"], call).macs == macs
+    assert cost_of_call(DEFAULT.rows["aten::_grouped_mm"], call).macs == macs
 
 
 def test_lu_and_cholesky_are_their_loops():

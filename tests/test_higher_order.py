@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fvflops import FlopCountAnalysis, record_call
 from fvflops.analysis.text import summarise
 from fvflops.formulas import load_table
-from fvflops.reports.terminal.op_coverage import write_sentences
+from fvflops.reports.terminal.op_coverage import op_coverage_notes
 
 pytestmark = pytest.mark.skipif(
     not hasattr(TorchDispatchMode, "supports_higher_order_operators"),
@@ -126,7 +126,7 @@ def test_the_larger_branch_is_the_one_that_costs_more_and_the_report_says_so(cap
     assert analysis.by_module()["wide"] == analysis.total() and analysis.by_module()["many"] == 0
     assert not analysis.uncalled_modules()  # both were tried
     assert analysis.trace().about["execution"] == "shapes"
-    sentences = write_sentences(summarise(analysis))
+    sentences = op_coverage_notes(summarise(analysis))
     assert any(line.startswith("SUPPOSED") and "higher_order::cond" in line for line in sentences)
     # Without a table the branch that reads and makes more elements is the larger one.
     bare = record_call(Choice(), (X,), execution="shapes")

@@ -23,11 +23,11 @@ from fvflops import (
     roofline,
     summarise,
 )
-from fvflops.analysis.breakdown import break_down
-from fvflops.counting import TablePricer, build_timeline
+from fvflops.analysis.breakdown import read_breakdown
+from fvflops.counting import TableCostModel, build_timeline
 from fvflops.features.budget import report as budget_report
 from fvflops.features.budget.budget_file import parse_budgets, update_text
-from fvflops.features.budget.model import Finding, Growth, Limit, Verdict
+from fvflops.features.budget.model import BudgetReport, CheckResult, Limit, Regression
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.roofline import plot as roofline_plot
@@ -36,7 +36,7 @@ from fvflops.formulas import load_table
 from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.pictures import picture
-from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.terminal import op_coverage
 from tests.hostile import NAMES, record_benign, record_hostile
 
 Render = Callable[[FlopCountAnalysis], str]
@@ -52,16 +52,16 @@ def profile(trace: Trace) -> ProfileAnalysis:
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
 
 
-def judge_names(analysis: FlopCountAnalysis) -> Verdict:
+def judge_names(analysis: FlopCountAnalysis) -> BudgetReport:
     """Return a verdict of a budget in which everything bears the model's class as its name."""
     name = analysis.module_tree().root.class_name
-    grown = (Growth(name, 1, 2), Growth(name + "2", 0, 2))
-    return Verdict(name, name, (Finding(Limit("flops", 1), 2),), grown, grown, {name: 1})
+    grown = (Regression(name, 1, 2), Regression(name + "2", 0, 2))
+    return BudgetReport(name, name, (CheckResult(Limit("flops", 1), 2),), grown, grown, {name: 1})
 
 
 def export(kind: str) -> Render:
     def render(analysis: FlopCountAnalysis) -> str:
-        timeline = build_timeline(analysis.trace(), TablePricer(load_table("exact"), "flops"))
+        timeline = build_timeline(analysis.trace(), TableCostModel(load_table("exact"), "flops"))
         return "".join(EXPORTS[kind](timeline))
 
     return render
@@ -75,7 +75,7 @@ def report(kind: str, by: str = "module") -> Render:
 TERMINAL: dict[str, Render] = {
     **{f"{kind} by {by}": report(kind, by) for kind in ("table", "csv") for by in ("module", "operator", "both")},
     "tree": report("tree"),
-    "ledger": lambda analysis: ledger.render(summarise(analysis)),
+    "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
     "flop_count_table": flop_count_table,
     "flop_count_str": flop_count_str,
     "parameters": lambda analysis: parameters.render(analysis.module_tree()),
@@ -134,7 +134,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
-    "html": lambda analysis: "".join(PAGES["html"](break_down(analysis))),
+    "html": lambda analysis: "".join(PAGES["html"](read_breakdown(analysis))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
 }
@@ -194,8 +194,8 @@ def test_hostile_names_leave_a_picture_well_formed():
     pytest.importorskip("matplotlib")
     analysis = count(record_hostile())
     for figure in (
-        PICTURES["svg"](break_down(analysis)),
-        roofline_plot.draw(roofline(analysis, device="H100"), by="module"),
+        PICTURES["svg"](read_breakdown(analysis)),
+        roofline_plot.draw_roofline(roofline(analysis, device="H100"), by="module"),
     ):
         ElementTree.fromstring(picture.encode(figure, "svg"))
 

@@ -515,13 +515,12 @@ def test_a_child_that_is_forked_while_another_thread_records_is_free(case: Case)
 
 def test_a_child_that_is_forked_while_locks_are_held_is_free() -> None:
     from fvflops.capture import run as record
-    from fvflops.capture.instrument import instrument as watching
-    from fvflops.capture.instrument import patching as patch
+    from fvflops.capture.instrument import instrument, patching
 
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with patch._LOCK, record._TURN, watching._EAGER._lock:
+        with patching._LOCK, record._TURN, instrument._EAGER._lock:
             held.set()
             done.wait(30)
 

@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from fvflops import FlopCountAnalysis, KernelProfile, Trace, profile_kernels, record, schedule
 from fvflops.capture.instrument.torch_profiler import read_events
 from fvflops.capture.run import record_call
-from fvflops.counting import TablePricer
-from fvflops.counting.handles import HandlePricer
+from fvflops.counting import TableCostModel
+from fvflops.counting.handles import HandleCostModel
 from fvflops.counting.timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.features.kernels import report as kernel_table
-from fvflops.features.kernels.matching import _align, lay_over, match_kernels
+from fvflops.features.kernels.matching import _align, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import load_table
 from fvflops.reports.files.chrome_trace import render as render_chrome_trace
@@ -33,7 +33,7 @@ from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.recordings import installed, nothing_stays_installed  # noqa: F401
 
-PRICER = TablePricer(load_table("default"), "flops")
+PRICER = TableCostModel(load_table("default"), "flops")
 
 
 class Block(nn.Module):
@@ -97,7 +97,7 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
     make, shape = MODELS[name]
     model, x = make().train(), torch.randn(shape)
     run = profile_kernels(model, x, loss=LOSSES[loss], repeat=2, table=table)
-    trace = record_call(model, (x,), loss=LOSSES[loss], stops_at=TablePricer(load_table(table), "flops").stops_at)
+    trace = record_call(model, (x,), loss=LOSSES[loss], stops_at=TableCostModel(load_table(table), "flops").stops_at)
     counted = FlopCountAnalysis.from_trace(trace, table=table)
     match = run.match()
     assert run.total() == counted.total() > 0
@@ -106,9 +106,9 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
     # What a call of a module comes to is its event's, functions in it included.
     timeline = build_timeline(trace, run._pricer)
     calls = {
-        timeline.items[span.item].name: span.flops
+        timeline.callees[span.callee].name: span.flops
         for span in timeline.spans
-        if timeline.items[span.item].kind == "module"
+        if timeline.callees[span.callee].kind == "module"
     }
     for place, event in enumerate(match.run.events):
         if event.kind == "module":
@@ -359,7 +359,9 @@ def test_a_handle_of_a_module_is_told_of_its_calls():
     table = load_table("default")
     model, x = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8)), torch.randn(5, 1, 4)
     run = profile_kernels(model, x, repeat=1)
-    pricer = HandlePricer(TablePricer(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})})
+    pricer = HandleCostModel(
+        TableCostModel(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})}
+    )
     match = match_kernels(run.match().run, record_call(model, (x,), stops_at=pricer.stops_at), pricer)
     own = [
         match.self_flops[place]
@@ -413,13 +415,13 @@ def test_only_memory_can_be_laid_over_a_trace_that_has_times():
     with torch.no_grad(), record(model, measure={"time"}) as timed:
         model(x)
     match = match_kernels(run.match().run, timed.trace(), PRICER)
-    both = lay_over(match, measure={"memory"})
+    both = overlay_times(match, measure={"memory"})
     for event, before in zip(both.events, timed.trace().events, strict=True):
         assert (event.start_ns, event.duration_ns) == (before.start_ns, before.duration_ns)
     assert [event.memory_after - event.memory_before for event in both.events if event.kind == "op"][-1] == 8 * 64 * 4
     assert both.about["measured"] == "time, memory"
     with pytest.raises(TraceError, match="record one step"):
-        lay_over(match_kernels(run.match().run, None, PRICER))
+        overlay_times(match_kernels(run.match().run, None, PRICER))
 
 
 def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
@@ -552,7 +554,7 @@ def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):
     match = match_kernels(run, trace, PRICER)
     assert match.flops == (24, 24, None, None, None)
     assert [event.device_ns for event in run.events] == [100_000, 100_000, 100_000, 0, 100_000]
-    (timed,) = [event for event in lay_over(match).events if event.kind == "op"]
+    (timed,) = [event for event in overlay_times(match).events if event.kind == "op"]
     assert timed.duration_ns == 100_000
     rows = {row.key: row for row in sum_kernels(match)}
     assert (rows["gemm"].cpu_time_total, rows["gemm"].self_device_time_total) == (0, 100)

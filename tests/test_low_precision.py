@@ -11,7 +11,7 @@ from fvflops import FlopCountAnalysis, load_table, parameter_count, parameter_su
 from fvflops.capture.model.model_index import read_modules
 from fvflops.counting.compute_dtype import find_dtype
 from fvflops.formulas import Call
-from fvflops.formulas.rows import price_call
+from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import ModuleTree, Signature, Status, Symbol, TensorSpec
 from tests.library_schemas import define_library_schemas
 
@@ -260,7 +260,7 @@ def test_a_spiking_neuron_costs_what_its_arithmetic_does(name, at):
     spec = TensorSpec((3, 2, 8))
     call = Call(f"{name}::forward", {"x": spec, "reset": at}, (spec,), constants=load_table("exact").constants)
     row = load_table("exact").row(f"{name}::forward")
-    assert price_call(row, call).flops == 3 * written
+    assert cost_of_call(row, call).flops == 3 * written
     assert load_table("default").row(f"{name}::forward").kind == "omitted"
     assert load_table("default").row(f"{name}::backward").kind == "omitted"
 
@@ -339,7 +339,7 @@ def test_the_backward_of_a_spiking_neuron_costs_what_its_arithmetic_does(name, a
         written = FlopCountAnalysis(partial(back, **how), tensors, table="exact").total()
         arguments = {"gs": spec, "reset": at, "detach_reset": detached, "surrogate_id": surrogate_id}
         call = Call(f"{name}::backward", {**arguments, "decay_input": True}, (spec,), constants=constants)
-        assert price_call(row, call).flops == 3 * written
+        assert cost_of_call(row, call).flops == 3 * written
 
 
 def test_a_neuron_runs_in_a_model():

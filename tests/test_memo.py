@@ -11,8 +11,8 @@ from torch.nn.functional import conv3d, scaled_dot_product_attention
 
 from fvflops import load_table
 from fvflops.capture.run import record_call
-from fvflops.capture.shapes import concrete_tensors as real_tensors
-from fvflops.capture.shapes.shape_cache import clear_memo, outcomes
+from fvflops.capture.shapes import concrete_tensors
+from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
 from fvflops.trace import StopsAt, Trace
 from tests.opinfo import layouts
 
@@ -23,10 +23,10 @@ STOPS = load_table("default").stops_at
 def settings_kept() -> Iterator[None]:
     """Start with an empty cache and put the default dtype back."""
     default = torch.get_default_dtype()
-    clear_memo()
+    clear_cache()
     yield
     torch.set_default_dtype(default)
-    clear_memo()
+    clear_cache()
 
 
 def shown(model: Callable[..., Any], *args: Any, execution: str, stops_at: StopsAt = STOPS) -> Any:
@@ -100,7 +100,7 @@ def test_what_is_made_of_nothing_has_the_default_dtype_of_the_run(name: str):
 @pytest.mark.parametrize("name", PROMOTIONS)
 def test_whole_numbers_become_fractions_in_the_default_dtype(name: str, known: bool, monkeypatch):
     if not known:
-        monkeypatch.setattr(real_tensors, "CONCRETE_LIMIT", -1)
+        monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     ids = torch.arange(1, 4)
     seen = []
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
@@ -121,7 +121,7 @@ def change_halfway(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_model_may_change_the_default_dtype_as_it_runs(known: bool, monkeypatch):
     if not known:
-        monkeypatch.setattr(real_tensors, "CONCRETE_LIMIT", -1)
+        monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     for _ in range(2):
         _, results = assert_as_real(change_halfway, torch.arange(3))
         assert [item[2] for item in results[0]] == ["torch.float32"] * 2 + ["torch.bfloat16"] * 2 + [

@@ -7,7 +7,7 @@ import torch
 
 from fvflops.capture.shapes.layouts import elementwise, memory_formats, spectra
 from fvflops.capture.shapes.rules import CPU_RULES, RULES
-from fvflops.capture.shapes.shape_cache import clear_memo
+from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.trace import StopsAt
 from tests.opinfo import FORMATS, STOPS, check_op, difference, in_format, main_dtype, op_infos, run
 from tests.test_examples import OLDER
@@ -219,11 +219,11 @@ def test_the_comparison_sees_a_result_that_lies_elsewhere(table: str, monkeypatc
     else:
         op, args, name = OPS.mse_loss, (numbers(2, 3), numbers(2, 3)), "aten::mse_loss"
         monkeypatch.setitem(RULES, name, lambda self, *_: self.new_empty(()))
-    clear_memo()
+    clear_cache()
     try:
         assert difference(*(run(op, args, {}, execution) for execution in ("real", "shapes"))) != ""
     finally:
-        clear_memo()
+        clear_cache()
 
 
 # Those whose results lay otherwise than a real run's, or took another number of bytes, and common ones.
@@ -318,6 +318,6 @@ def test_samples_looked_into_lie_in_memory_as_those_of_a_real_run(info: Any):
 @pytest.mark.long
 def test_samples_without_numbers_lie_in_memory_as_those_of_a_real_run(info: Any, monkeypatch):
     monkeypatch.setattr("fvflops.capture.shapes.concrete_tensors.CONCRETE_LIMIT", -1)
-    clear_memo()
+    clear_cache()
     for memory_format in THREE:
         assert sweep(info, memory_format, most=6) == []

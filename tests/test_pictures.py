@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fvflops import Device, FlopCountAnalysis
-from fvflops.analysis.breakdown import break_down
+from fvflops.analysis.breakdown import read_breakdown
 from fvflops.cli import main
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
@@ -56,7 +56,7 @@ def make_breakdown(names, values, **options):
 
 def test_a_module_is_as_wide_as_its_flops():
     # 10 rows: 1000 + 3000 + 3000 multiply-adds, and 10 * 10 * 10 of the model itself.
-    figure = icicle.draw(break_down(FlopCountAnalysis(Net(), torch.ones(10, 10))))
+    figure = icicle.draw_icicle(read_breakdown(FlopCountAnalysis(Net(), torch.ones(10, 10))))
     boxes = read_boxes(figure)
     expected = {
         ("", 0): (0, 1),
@@ -74,20 +74,20 @@ def test_a_module_is_as_wide_as_its_flops():
 
 
 def test_another_measure_and_a_depth():
-    breakdown = break_down(FlopCountAnalysis(Net(), torch.ones(10, 10)))
-    boxes = read_boxes(icicle.draw(breakdown, measure="parameters", depth=1))
+    breakdown = read_breakdown(FlopCountAnalysis(Net(), torch.ones(10, 10)))
+    boxes = read_boxes(icicle.draw_icicle(breakdown, measure="parameters", depth=1))
     assert boxes == {
         ("", 0): (0, 1),
         ("small", 1): (0, pytest.approx(1 / 7)),
         ("block", 1): pytest.approx((1 / 7, 6 / 7)),
     }
     with pytest.raises(ValueError, match="no measure 'flop': there are flops, macs"):
-        icicle.draw(breakdown, measure="flop")
+        icicle.draw_icicle(breakdown, measure="flop")
 
 
 def test_many_narrow_modules_are_drawn_together_and_no_width_is_lost():
     names = [f"m{index}" for index in range(5000)]
-    figure = icicle.draw(
+    figure = icicle.draw_icicle(
         make_breakdown(names, {Cell(name): 2 if name == "m0" else 1 for name in names[:-1]} | {Cell("m4999"): 5000})
     )
     patches = [patch for patch in figure.axes[0].patches if patch.get_y() == 1]
@@ -97,7 +97,7 @@ def test_many_narrow_modules_are_drawn_together_and_no_width_is_lost():
 
 
 def test_colours_are_those_of_the_page_by_class():
-    figure = icicle.draw(make_breakdown(["a", "b"], {Cell("a"): 1, Cell("b"): 3}))
+    figure = icicle.draw_icicle(make_breakdown(["a", "b"], {Cell("a"): 1, Cell("b"): 3}))
     found = {patch.get_label(): patch.get_facecolor() for patch in figure.axes[0].patches}
     from matplotlib.colors import to_rgba
 
@@ -106,9 +106,9 @@ def test_colours_are_those_of_the_page_by_class():
 
 
 def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
-    texts = read_texts(icicle.draw(make_breakdown(["a"], {Cell("a"): 3}, unknown={Cell("a", "", "sort"): 2})))
+    texts = read_texts(icicle.draw_icicle(make_breakdown(["a"], {Cell("a"): 3}, unknown={Cell("a", "", "sort"): 2})))
     assert "FLOPs of Net: ≥ 3" in texts and any("2 calls of operators without a formula" in text for text in texts)
-    assert read_boxes(icicle.draw(make_breakdown(["a"], {}))) == {("", 0): (0, 1)}
+    assert read_boxes(icicle.draw_icicle(make_breakdown(["a"], {}))) == {("", 0): (0, 1)}
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -116,7 +116,7 @@ def test_a_hostile_name_is_text(kind, recwarn):
     name = HOSTILE.replace(".", "")
     places = {"": ModuleInfo("", "", HOSTILE), name: ModuleInfo(name, name, HOSTILE)}
     breakdown = Breakdown(ModuleTree(places), {"flops": Measure("FLOPs", {Cell(name): 1})}, about={"inputs": HOSTILE})
-    figure = icicle.draw(breakdown)
+    figure = icicle.draw_icicle(breakdown)
     data = picture.encode(figure, kind)
     assert data == picture.encode(figure, kind) and not list(recwarn) and len(data) < 10**6
     assert all(text.isprintable() and "\u4e2d" not in text and len(text) < 400 for text in read_texts(figure))
@@ -141,7 +141,7 @@ def test_points_of_a_roofline_lie_at_their_loads_and_under_the_roofs():
     assert [(point.name, point.group, point.times) for point in points] == [("*", "Linear", 3), ("3", "ReLU", 1)]
     assert points[0].load.intensity == pytest.approx(200 / 48) and points[1].load.intensity == 1 / 8
     assert sum(point.load.seconds * point.times for point in points) == pytest.approx(drawn.total().seconds)
-    figure = roofline_plot.draw(drawn, roofs={"bf16": 10**10})
+    figure = roofline_plot.draw_roofline(drawn, roofs={"bf16": 10**10})
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale(), figure.get_figwidth()) == ("log", "log", 7)
     placed = {group.get_label(): tuple(group.get_offsets()[0]) for group in axes.collections}
@@ -169,9 +169,9 @@ def test_deeper_modules_take_the_place_of_those_that_hold_them():
 
 def test_a_roofline_without_flops_says_so():
     drawn = roofline(FlopCountAnalysis(nn.Flatten(), torch.ones(2, 3, 4), table="exact"), device=SLOW)
-    assert "nothing here does any FLOPs" in read_texts(roofline_plot.draw(drawn))
+    assert "nothing here does any FLOPs" in read_texts(roofline_plot.draw_roofline(drawn))
     with pytest.raises(ValueError, match="the roofline"):
-        roofline_plot.draw(drawn, by="phase")
+        roofline_plot.draw_roofline(drawn, by="phase")
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fvflops.capture.instrument.probe as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
-from fvflops.capture.real.signature_cache import RealCalls
+from fvflops.capture.real.signature_cache import SignatureCache
 from fvflops.counting.timing import read_times
 from fvflops.trace import TraceError
 
@@ -62,14 +62,14 @@ class Worker(nn.Module):
 def clock(monkeypatch):
     """Let the meter read a clock that only work moves, and that each op's taking down moves by a second."""
     CLOCK.now = 0
-    note = RealCalls.note
+    note = SignatureCache.note
 
     def note_slowly(self, *args):
         CLOCK.now += 1000 * MILLISECOND
         return note(self, *args)
 
     monkeypatch.setattr(meter, "perf_counter_ns", CLOCK)
-    monkeypatch.setattr(RealCalls, "note", note_slowly)
+    monkeypatch.setattr(SignatureCache, "note", note_slowly)
     return CLOCK
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
 from fvflops.features.profiling import report as measured_report
-from fvflops.features.profiling.model import Line, Measured, stands_out
-from fvflops.features.profiling.profile import take_middle
+from fvflops.features.profiling.model import Profile, ProfileRow, outlier
+from fvflops.features.profiling.profile import trimmed_mean
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.measured import measure
@@ -266,13 +266,13 @@ def test_lines_are_ranked_and_cut():
 
 
 def test_what_stands_out_takes_twice_its_share_and_more_than_a_trifle():
-    whole = Line(total_ns=1000, flops=1000)
-    assert stands_out(Line(total_ns=100, flops=51), whole) == ""  # less than twice
-    assert stands_out(Line(total_ns=100, flops=50), whole) == "slow"
-    assert stands_out(Line(total_ns=49, flops=0), whole) == ""  # less than 5 % of the whole
-    assert stands_out(Line(total_ns=50, flops=100), whole) == "fast"
-    assert stands_out(Line(total_ns=900, flops=10, unknown=1), whole) == ""  # who knows how much it does
-    assert stands_out(Line(total_ns=900), Line(total_ns=1000)) == ""
+    whole = ProfileRow(total_ns=1000, flops=1000)
+    assert outlier(ProfileRow(total_ns=100, flops=51), whole) == ""  # less than twice
+    assert outlier(ProfileRow(total_ns=100, flops=50), whole) == "slow"
+    assert outlier(ProfileRow(total_ns=49, flops=0), whole) == ""  # less than 5 % of the whole
+    assert outlier(ProfileRow(total_ns=50, flops=100), whole) == "fast"
+    assert outlier(ProfileRow(total_ns=900, flops=10, unknown=1), whole) == ""  # who knows how much it does
+    assert outlier(ProfileRow(total_ns=900), ProfileRow(total_ns=1000)) == ""
 
 
 def test_the_share_of_a_roofline_is_the_least_time_by_the_time():
@@ -468,10 +468,10 @@ def test_a_step_that_is_called_outside_is_an_error():
 def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
     trace = FlopCountAnalysis(Net(), torch.ones(2, 8), execution="real").trace()
     runs = [measure(trace, {"aten::relu": relu}) for relu in (900_000, 5000, 1, 7000, 6000)]
-    middle = take_middle(runs)
+    middle = trimmed_mean(runs)
     assert ProfileAnalysis.from_trace(middle).times().modules["forward"]["body.1"].total == 6100
     assert middle.about["averaged"] == "the mean of the middle 3 of 5 runs"
-    assert take_middle(runs[:1]).about["averaged"] == "one run"
+    assert trimmed_mean(runs[:1]).about["averaged"] == "one run"
 
 
 def test_a_model_on_meta_has_nothing_to_measure():
@@ -559,6 +559,6 @@ def test_an_export_that_cannot_be_written_is_refused_before_a_run(tmp_path, monk
 
 def test_a_profile_by_hand_renders_without_a_model():
     tree = profile_net().trace().modules
-    lines = {"forward": {"": Line(calls=1, total_ns=2000, own_ns=2000, flops=10)}}
-    text = measured_report.render(Measured(tree, lines, {"forward": {}}, about={"model": "Net", "table": "mine"}))
+    lines = {"forward": {"": ProfileRow(calls=1, total_ns=2000, own_ns=2000, flops=10)}}
+    text = measured_report.render(Profile(tree, lines, {"forward": {}}, about={"model": "Net", "table": "mine"}))
     assert text.startswith("Net: one run, 2 µs.\nFLOPs by the table mine")

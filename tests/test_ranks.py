@@ -21,7 +21,7 @@ from fvflops.features.communication.ranks import Ranks, gather
 from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
 from fvflops.features.planning.sharding import ShardingError
 from fvflops.trace import Signature, Symbol, TensorSpec, Trace
-from fvflops.trace.process_group import Group
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.rank_worker import CASES, FEATURES, MICROBATCHES, RANKS, TOKENS, Wide, record, shard_fully, train
@@ -453,7 +453,7 @@ def test_a_collective_carries_its_payload(name):
     function, volume = COLLECTIVES[name]
     communication = communicate(function)
     assert communication.by_collective() == {name.partition(" ")[0]: volume} and not communication.unknown
-    assert [item.group for item in communication.transfers] == [Group("0", 4, "", 0, 1)]
+    assert [item.group for item in communication.transfers] == [ProcessGroupSpec("0", 4, "", 0, 1)]
 
 
 def test_bytes_on_the_wire_are_rounded_up():

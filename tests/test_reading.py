@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, parameter_count, record
-from fvflops.capture.model.model_index import Reading, read_modules
+from fvflops.capture.model.model_index import ModelIndex, read_modules
 
 
 class Net(nn.Module):
@@ -108,25 +108,25 @@ def test_a_changed_model_is_read_as_one_that_was_never_read(change: Callable[[Ne
     change(fresh)
     assert read_modules(model) == read_modules(fresh)
     assert (read_modules(model) == before) == (change in (swap_keys, replace_by_its_like, wrap))
-    assert Reading(model).rows == Reading(fresh).rows
+    assert ModelIndex(model).rows == ModelIndex(fresh).rows
 
 
 def test_what_hangs_on_an_unchanged_model_is_read_each_time() -> None:
     model = Net()
-    assert Reading(model).empty and not Reading(model).others
+    assert ModelIndex(model).empty and not ModelIndex(model).others
     calls: list[nn.Module] = []
     handle = model.act.register_forward_hook(lambda module, *_: calls.append(module))
     hooks = model.act._forward_hooks
-    assert any(value is hooks for value in Reading(model).others)
+    assert any(value is hooks for value in ModelIndex(model).others)
     FlopCountAnalysis(model, torch.ones(1, 4)).total()
     assert calls and list(hooks) == [handle.id]
 
 
 def test_resized_storages_are_read_each_time() -> None:
     model = nn.Linear(4, 4, bias=False)
-    assert [row[0] for row in Reading(model).rows] == [64]
+    assert [row[0] for row in ModelIndex(model).rows] == [64]
     model.weight.untyped_storage().resize_(0)
-    assert [row[0] for row in Reading(model).rows] == [0]
+    assert [row[0] for row in ModelIndex(model).rows] == [0]
 
 
 @pytest.mark.parametrize("grad", [False, True])

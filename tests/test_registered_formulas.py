@@ -12,7 +12,7 @@ from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.text import summarise
 from fvflops.formulas import Cost, TableError
 from fvflops.formulas.torch_registry import count_registered
-from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Signature, Status, TensorSpec
 from tests.models import Function
 from tests.tables import TableFolder
@@ -200,14 +200,14 @@ def test_a_report_says_how_a_formula_is_read():
     register()
     register_flop_formula(OPS.twist)(lambda x, **kwargs: 7 * 4 * 8)
     model = nn.Sequential(Function(lambda x: OPS.twist(x)), Project())
-    text = ledger.render(summarise(FlopCountAnalysis(model, X)))
+    text = op_coverage.render(summarise(FlopCountAnalysis(model, X)))
     halved = "By register_flop_formula, two of whose flops are read as one multiply-add: registered_formulas::project."
     assert halved in text
     assert "whose flops are flops, since the ops are elementwise: registered_formulas::twist." in text
     handled = FlopCountAnalysis(model, X).set_op_handle("registered_formulas::project", lambda call: 11)
-    assert "project" not in ledger.render(summarise(handled))
-    assert "register_flop_formula" not in ledger.render(summarise(FlopCountAnalysis(model, X, table="fvcore")))
-    assert "register_flop_formula" not in ledger.render(summarise(FlopCountAnalysis(nn.Linear(8, 6), X)))
+    assert "project" not in op_coverage.render(summarise(handled))
+    assert "register_flop_formula" not in op_coverage.render(summarise(FlopCountAnalysis(model, X, table="fvcore")))
+    assert "register_flop_formula" not in op_coverage.render(summarise(FlopCountAnalysis(nn.Linear(8, 6), X)))
 
 
 # --- where a formula is not asked ------------------------------------------------------------------------------------

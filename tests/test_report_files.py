@@ -1,4 +1,4 @@
-"""The reports that fvcore does not have: by operator, CSV, Markdown and the ledger, against goldens."""
+"""The reports that fvcore does not have: by operator, CSV, Markdown and the op_coverage, against goldens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from fvflops.reports import REPORTS, names
 from fvflops.reports.fvcore import table
-from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Status, Summary
 from tests.summaries import make_deep
 
@@ -172,7 +172,7 @@ def test_the_markdown(by):
 
 
 def test_the_ledger():
-    assert not differs_from_golden(ledger.render(NET), LEDGER)
+    assert not differs_from_golden(op_coverage.render(NET), LEDGER)
 
 
 @pytest.mark.parametrize("report", ["csv", "markdown"])
@@ -230,7 +230,7 @@ def test_a_model_without_arithmetic_has_tables_too():
 def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
     omitted = {f"aten::op{index}": 10 - index for index in range(8)}
     unknown = {f"mylib::op{index}": 1 for index in range(8)}
-    text = ledger.render(replace(NET, ledger={"omitted": omitted, "unknown": unknown}, unknown_elements={}))
+    text = op_coverage.render(replace(NET, ledger={"omitted": omitted, "unknown": unknown}, unknown_elements={}))
     lines = text.splitlines()
     assert lines[2].endswith("aten::op3 (7 calls), aten::op4 (6 calls), and 3 more ops.")
     assert [f"mylib::op{index} (1 call)" in lines[3] for index in range(8)] == [True] * 8
@@ -238,11 +238,11 @@ def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
 
 def test_the_ledger_takes_statuses_as_they_are_and_leaves_out_what_it_does_not_know():
     calls = {Status.COUNTED: {"aten::mm": 1}, Status.OMITTED: {}, Status.UNKNOWN: {}, Status.FREE: {"aten::t": 1}}
-    assert ledger.render(Summary(NET.modules, {}, ledger=calls)) == (
+    assert op_coverage.render(Summary(NET.modules, {}, ledger=calls)) == (
         "Of 2 op calls, 1 is counted, 1 does no arithmetic, 0 are left out by the table and 0 are unknown to it."
     )
-    assert ledger.render(Summary(NET.modules, {})) == ""
-    assert ledger.render(replace(NET, about={"table": "exact", "multiply_add": "2"})).startswith(
+    assert op_coverage.render(Summary(NET.modules, {})) == ""
+    assert op_coverage.render(replace(NET, about={"table": "exact", "multiply_add": "2"})).startswith(
         "Counted by the table exact, in which one multiply-add is 2 flops.\n"
     )
 
@@ -276,14 +276,14 @@ def test_csv_cells_survive_and_are_no_formulas(name):
         assert len({len(row) for row in rows}) == 1
         cells = [cell for row in rows for cell in row if cell and not cell.isdecimal()]
         assert not any(cell.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "＝") for cell in cells)
-        shown = names.show(name)
+        shown = names.printable(name)
         assert rows[-1][0] in (shown, "'" + shown)
 
 
 @given(name=NAMES)
 def test_markdown_shows_names_as_they_are(name):
     renderer = MarkdownIt("gfm-like", {"linkify": False})
-    shown = names.show(name)
+    shown = names.printable(name)
     for by, cell in {"module": (2, 0), "operator": (0, 0), "both": (1, 1)}.items():
         text = REPORTS["markdown"](name_everything(name), by=by)
         inlines = [token for token in renderer.parse(text) if token.type == "inline"]
@@ -294,11 +294,11 @@ def test_markdown_shows_names_as_they_are(name):
         assert "".join(child.content for child in found.children) == shown
         assert {child.type for child in found.children} <= {"text", "text_special"}
         notes = ["".join(child.content for child in note.children) for note in inlines[rows * width :]]
-        assert notes == ledger.render(name_everything(name)).split("\n")
+        assert notes == op_coverage.render(name_everything(name)).split("\n")
 
 
 @given(name=NAMES)
 def test_the_ledger_is_a_few_printable_lines_whatever_the_names(name):
-    lines = ledger.render(name_everything(name)).split("\n")
+    lines = op_coverage.render(name_everything(name)).split("\n")
     assert len(lines) == 4
     assert all(line.isprintable() for line in lines)

@@ -25,8 +25,8 @@ from fvflops.analysis import ModelAnalysis, summarise
 from fvflops.cli import main
 from fvflops.reports import REPORTS
 from fvflops.reports import json as json_report
-from fvflops.reports.names import escape_latex, show
-from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.names import escape_latex, printable
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in
 
@@ -185,7 +185,7 @@ def split_row(line: str) -> list[str]:
 
 @given(name=NAMES)
 def test_latex_shows_any_name_as_text(name):
-    assert read_text(escape_latex(name)) == show(name)
+    assert read_text(escape_latex(name)) == printable(name)
     lines = REPORTS["latex"](name_everything(name), depth=1).split("\n")
     assert all(line.isprintable() for line in lines)
     start = lines.index(r"\begin{tabular}{lr}")
@@ -194,11 +194,11 @@ def test_latex_shows_any_name_as_text(name):
     assert len(table) == 10 and table[-1] == r"\end{tabular}"
     for row in (table[4], table[6]):
         cell, number = split_row(row)
-        assert (read_text(cell), number) == (show(name), "0.000000005")
+        assert (read_text(cell), number) == (printable(name), "0.000000005")
         # After the end of a row LaTeX looks for a star or a length in brackets.
         assert not cell.startswith(("*", "["))
     warning = table[8].removeprefix(r"  \multicolumn{2}{l}{\footnotesize ").removesuffix(r"} \\")
-    assert read_text(warning) == f"Without the unknown cost of {show(name)}."
+    assert read_text(warning) == f"Without the unknown cost of {printable(name)}."
 
 
 def test_latex_says_what_is_missing_only_where_something_is():
@@ -255,10 +255,10 @@ def test_the_paper_table_shows_any_name_as_text(name):
     inlines = [token for token in renderer.parse(REPORTS["paper"](summary, depth=1)) if token.type == "inline"]
     cells = ["".join(child.content for child in inline.children) for inline in inlines]
     assert cells[:2] == ["Module", "FLOPs (G)"]
-    assert cells[2::2][:2] == [show(name)] * 2 and cells[3::2][:2] == ["0.000000005"] * 2
+    assert cells[2::2][:2] == [printable(name)] * 2 and cells[3::2][:2] == ["0.000000005"] * 2
     strong, plain = ({child.type for child in inline.children} for inline in inlines[2::2][:2])
     assert {"strong_open", "strong_close"} <= strong and plain <= {"text", "text_special"}
-    assert cells[6:] == [f"Model: {show(name)}.", *ledger.render(summary).split("\n")]
+    assert cells[6:] == [f"Model: {printable(name)}.", *op_coverage.render(summary).split("\n")]
 
 
 def test_a_class_without_a_name_is_the_model():
@@ -412,5 +412,5 @@ def test_no_name_is_a_formula_in_csv(name):
     rows = list(csv.reader(io.StringIO(REPORTS["csv"](summarise(flops)), newline="")))
     cell = rows[2][0]
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert cell == ("'" + name if name[0] in "=+-@" else show(name))
+    assert cell == ("'" + name if name[0] in "=+-@" else printable(name))
     assert flops.to_dict()["module"][1] == name

@@ -263,7 +263,7 @@ def test_a_pipe_table_is_what_tabulate_draws_when_it_keeps_blanks(data, width):
     else:
         with patch.object(tabulate, "PRESERVE_WHITESPACE", True):
             expected = tabulate.tabulate(rows, headers, tablefmt="pipe")
-    assert pipe.draw(headers, rows) == expected
+    assert pipe.pipe_table(headers, rows) == expected
 
 
 def test_an_old_tabulate_is_left_alone(monkeypatch):
@@ -273,7 +273,7 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
         raise AssertionError("the shared tabulate was asked")
 
     monkeypatch.setattr(pipe, "tabulate", SimpleNamespace(tabulate=tabulate_without_option))
-    text = pipe.draw(["a", "b"], [("x", " y")])
+    text = pipe.pipe_table(["a", "b"], [("x", " y")])
     own = pipe._load_own_tabulate()
     assert own.PRESERVE_WHITESPACE is True and own is not tabulate and sys.modules["tabulate"] is tabulate
     assert tabulate.PRESERVE_WHITESPACE is False

@@ -162,7 +162,7 @@ def test_what_is_unknown_is_told():
     text = " ".join(render(drawn).split())
     assert "UNKNOWN to the table exact, so without FLOPs: fvflops_roofline::scan (1 call)." in text
     whole = record_call(
-        lambda x: x.t().reshape(-1), (torch.ones(8, 4),), stops_at=FlopCountAnalysis(F.relu)._pricer().stops_at
+        lambda x: x.t().reshape(-1), (torch.ones(8, 4),), stops_at=FlopCountAnalysis(F.relu)._cost_model().stops_at
     )
     unmoved = roofline(whole.aggregate(), device=SLOW)
     assert unmoved.unmoved == {"aten::reshape": 1}

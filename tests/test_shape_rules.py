@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.table_examples import NotHere, bind_example, overloads_of
 from fvflops.capture.run import ExecutionError, record_call
-from fvflops.capture.shapes import concrete_tensors as real_tensors
+from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.rules import CPU_RULES, RULES, ShapeRules
-from fvflops.capture.shapes.shape_cache import clear_memo
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
 from tests.test_examples import OLDER
@@ -297,7 +297,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=lambda value: str(value) if callable(value) else "")
 def test_a_rule_gives_what_the_op_gives(op, args, kwargs):
-    rule = ShapeRules().instead(op.name())
+    rule = ShapeRules().replacement_for(op.name())
     assert rule is not None
     torch.manual_seed(0)
     with torch.no_grad():
@@ -307,7 +307,7 @@ def test_a_rule_gives_what_the_op_gives(op, args, kwargs):
 
 @pytest.mark.parametrize("op", LIKENESSES, ids=str)
 def test_what_is_like_a_dense_tensor_has_its_strides_over_sizes_of_one_too(op):
-    rule = ShapeRules().instead(op.name())
+    rule = ShapeRules().replacement_for(op.name())
     assert rule is not None
     for row in SLICES:
         assert rule(torch.empty_strided(row.shape, row.stride(), device=META)).stride() == op(row).stride()
@@ -450,7 +450,9 @@ STATED: list[tuple[str, tuple[Any, ...], list[Any]]] = [
 
 @pytest.mark.parametrize(("name", "args", "shapes"), STATED, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_rule_gives_the_shapes_that_the_source_states(name, args, shapes):
-    leaves = pytree.tree_leaves(ShapeRules(device="cuda").instead(name)(*args), is_leaf=lambda item: item is None)
+    leaves = pytree.tree_leaves(
+        ShapeRules(device="cuda").replacement_for(name)(*args), is_leaf=lambda item: item is None
+    )
     assert [None if item is None else tuple(item.shape) for item in leaves] == shapes
 
 
@@ -560,12 +562,12 @@ def differences(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **option
 
 
 def test_the_comparison_of_runs_sees_a_rule_that_is_wrong(monkeypatch):
-    clear_memo()
+    clear_cache()
     monkeypatch.setitem(RULES, "aten::cumsum", lambda self, dim: self.new_empty(2, 2))
     try:
         assert differences(torch.cumsum, (floats(3, 4), 1), {}).startswith("calls ('aten::cumsum'")
     finally:
-        clear_memo()
+        clear_cache()
     monkeypatch.undo()
     assert differences(torch.cumsum, (floats(3, 4), 1), {}) == ""
 
@@ -618,7 +620,7 @@ def test_flex_attention_does_not_call_its_functions():
 
     args = floats(2, 4, 16, 8).transpose(1, 2).contiguous().transpose(1, 2), floats(2, 2, 16, 8), floats(2, 2, 16, 6)
     assert differences(model, args, {}) == ""
-    backward = ShapeRules().instead("higher_order::flex_attention_backward")
+    backward = ShapeRules().replacement_for("higher_order::flex_attention_backward")
     grads = backward(*to_meta(args), *(None,) * 9, (floats(3), 2), ())
     assert [tuple(grad.shape) for grad in grads[:3]] == [tuple(item.shape) for item in args]
     assert grads[3][0].shape == (3,) and grads[3][1] == 2
@@ -695,29 +697,29 @@ def test_known_numbers_select_from_a_tensor_without_any():
 def test_all_boxes_are_kept_where_a_bound_will_do():
     boxes, scores = torch.empty(9, 4, device=META), torch.empty(9, device=META)
     rules = ShapeRules()
-    assert rules.needs_values("torchvision::nms") and not rules.bounds
-    assert rules.sized("torchvision::nms")(boxes, scores, 0.5).shape == (9,)
+    assert rules.is_data_dependent("torchvision::nms") and not rules.bounds
+    assert rules.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (9,)
     assert rules.bounds == {"torchvision::nms"}
     given = ShapeRules({"torchvision::nms": 4}, exact=True)
-    assert given.sized("torchvision::nms")(boxes, scores, 0.5).shape == (4,) and not given.bounds
-    assert ShapeRules(exact=True).sized("torchvision::nms") is None
+    assert given.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (4,) and not given.bounds
+    assert ShapeRules(exact=True).assumed_size("torchvision::nms") is None
 
 
 def test_the_length_of_targets_is_needed_and_used():
-    rule = ShapeRules().instead("aten::_ctc_loss.Tensor")
+    rule = ShapeRules().replacement_for("aten::_ctc_loss.Tensor")
     probabilities = floats(7, 2, 5).to(META)
     assert rule(probabilities, None, None, torch.tensor([3, 2]))[1].shape == (2, 7, 7)
-    with pytest.raises(ValueNeeded):
+    with pytest.raises(DataDependentError):
         rule(probabilities, None, None, torch.tensor([3, 2]).to(META))
-    with pytest.raises(ValueNeeded, match="lstsq"):
-        ShapeRules().instead("aten::linalg_lstsq")(*to_meta((floats(4, 3), floats(4, 2))), driver="gelsd")
+    with pytest.raises(DataDependentError, match="lstsq"):
+        ShapeRules().replacement_for("aten::linalg_lstsq")(*to_meta((floats(4, 3), floats(4, 2))), driver="gelsd")
 
 
 def test_only_ops_whose_result_depends_on_numbers_need_them():
     rules = ShapeRules()
-    assert rules.needs_values("aten::index.Tensor") and rules.needs_values("aten::_local_scalar_dense")
-    assert rules.needs_values("aten::narrow.Tensor") and not rules.needs_values("aten::narrow")
-    assert not rules.needs_values("aten::mm") and rules.sized("aten::mm") is None
+    assert rules.is_data_dependent("aten::index.Tensor") and rules.is_data_dependent("aten::_local_scalar_dense")
+    assert rules.is_data_dependent("aten::narrow.Tensor") and not rules.is_data_dependent("aten::narrow")
+    assert not rules.is_data_dependent("aten::mm") and rules.assumed_size("aten::mm") is None
     assert rules.can_assume("aten::index.Tensor") and not rules.can_assume("aten::mm")
 
 
@@ -929,13 +931,13 @@ DIFFERENT = {
     ],
 )
 def test_shapes_are_those_of_a_real_run_or_the_run_says_that_it_cannot(dtype, backward, known, monkeypatch):
-    clear_memo()
+    clear_cache()
     if not known:
-        monkeypatch.setattr(real_tensors, "CONCRETE_LIMIT", -1)
+        monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     try:
         found = sweep(dtype, 10 if backward else 40, backward=backward)
     finally:
-        clear_memo()
+        clear_cache()
     silent = {name: problem for name, problem in found.items() if not problem.startswith("raises")}
     assert {name: text for name, text in found.items() if name not in DIFFERENT} == {}
     assert not [name for name in silent if DIFFERENT[name].startswith(NEEDS_NUMBERS)]

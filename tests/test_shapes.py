@@ -21,7 +21,7 @@ from fvflops.analysis import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import clear_memo, outcomes
+from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
 from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.models import MODELS, build_case
@@ -1118,7 +1118,7 @@ def test_a_second_analysis_learns_nothing_new(name: str, backward: bool):
     second = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
     assert outcomes() == known > 0
     assert second == first
-    clear_memo()
+    clear_cache()
     assert outcomes() == 0
     assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
 
@@ -1156,7 +1156,7 @@ VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor]
 @pytest.mark.parametrize("name", VARIANTS)
 def test_calls_that_look_alike_are_not_taken_for_each_other(name: str):
     x = torch.randn(2, 4)
-    clear_memo()
+    clear_cache()
     for order in (VARIANTS[name], VARIANTS[name][::-1]):
         for model in order:
             seen: list[list[Any]] = []
@@ -1210,7 +1210,7 @@ def test_nothing_is_unknown_that_a_real_run_knows():
 def test_two_analyses_at_once_do_not_see_each_other():
     cases = [build_case(name) for name in ("torchvision:resnet18", "zoo:llama_tiny")]
     expected = [record_call(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
-    clear_memo()
+    clear_cache()
     traces: list[list[Trace]] = [[], []]
 
     def analyse(index: int) -> None:

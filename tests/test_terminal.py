@@ -23,12 +23,12 @@ from torch import nn
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
 from fvflops.cli import main
-from fvflops.cli.terminal import Screen, find_screen
+from fvflops.cli.terminal import TerminalInfo, find_terminal
 from fvflops.reports import REPORTS, markdown
 from fvflops.reports.fvcore import table
 from fvflops.reports.terminal import terminal
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.text.display_width import shorten, wrap
+from fvflops.reports.text.display_width import truncate, wrap
 from tests.test_report_files import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -132,7 +132,7 @@ def test_colours_tell_what_is_missing_and_nothing_else_is_red():
 
 
 def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
-    assert [shorten("层层层层e\u0301", width) for width in (9, 8, 5, 2, 1)] == [
+    assert [truncate("层层层层e\u0301", width) for width in (9, 8, 5, 2, 1)] == [
         "层层层层e\u0301",
         "层层…层e\u0301",
         "层…e\u0301",
@@ -214,20 +214,20 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
 @pytest.mark.parametrize(
     ("environment", "screen"),
     [
-        ({}, (True, Screen(80, True, "utf-8"))),
-        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (True, Screen(80, False, "utf-8"))),
-        ({"TERM": "dumb", "COLUMNS": "33"}, (True, Screen(33, False, "utf-8"))),
-        ({"TERM": "dumb", "CLICOLOR_FORCE": "1"}, (True, Screen(80, True, "utf-8"))),
-        ({"FORCE_COLOR": "0", "NO_COLOR": ""}, (True, Screen(80, False, "utf-8"))),
+        ({}, (True, TerminalInfo(80, True, "utf-8"))),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, (True, TerminalInfo(80, False, "utf-8"))),
+        ({"TERM": "dumb", "COLUMNS": "33"}, (True, TerminalInfo(33, False, "utf-8"))),
+        ({"TERM": "dumb", "CLICOLOR_FORCE": "1"}, (True, TerminalInfo(80, True, "utf-8"))),
+        ({"FORCE_COLOR": "0", "NO_COLOR": ""}, (True, TerminalInfo(80, False, "utf-8"))),
         ({"COLUMNS": "33", "CLICOLOR_FORCE": "0"}, (False, None)),
-        ({"FORCE_COLOR": "1"}, (False, Screen(None, True, "utf-8"))),
+        ({"FORCE_COLOR": "1"}, (False, TerminalInfo(None, True, "utf-8"))),
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, (False, None)),
     ],
 )
 def test_what_the_environment_says_of_the_screen(environment, screen):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     stream.isatty = lambda: screen[0]
-    assert find_screen(stream, environment) == screen[1]
+    assert find_terminal(stream, environment) == screen[1]
 
 
 def print_on_terminal(width: int, *argv: str) -> str:

@@ -8,8 +8,8 @@ from torch import nn
 from fvflops import FlopCountAnalysis, StopsAt, Trace, TrainingStepAnalysis, load_table, record_call
 from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.counting import count
-from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
-from fvflops.counting.traffic.traffic import Sight, Traffic, weigh
+from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
+from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
 from fvflops.counting.traffic.traffic_rules import bytes_of
 from fvflops.trace import Signature, Status, Symbol, TensorSpec, TraceError
 from fvflops.zoo import build
@@ -26,7 +26,7 @@ def moved(function, *args, execution="shapes", stops_at=STOPS):
     trace = record_call(function, args, stops_at=stops_at, execution=execution)
     parts = []
     for part in ("read", "written"):
-        sorted_trace, pricer = sort_by_storages(trace, part)
+        sorted_trace, pricer = split_by_aliasing(trace, part)
         counts = count(sorted_trace, pricer, "bytes")
         parts.append(counts.total())
     assert not counts.ledger()[Status.UNKNOWN]
@@ -140,7 +140,7 @@ def test_only_what_is_looked_up_is_moved(case):
 def test_a_bag_reads_a_row_for_each_index():
     trace = record_call(F.embedding_bag, (IDS.view(1, 3), torch.ones(50, 4)))
     (bag,) = [call for call in trace.signatures if "embedding_bag" in call.op]
-    traffic = weigh(bag)
+    traffic = op_traffic(bag)
     assert traffic is not None
     # Three rows, three indices, and where each bag begins.
     assert traffic.read == 12 * FLOAT + 3 * LONG + LONG
@@ -171,9 +171,9 @@ def test_the_fused_kernel_of_training_keeps_a_number_for_each_query():
     trace = record_call(F.scaled_dot_product_attention, (q, k, v), loss=lambda out: out.sum())
     (kernel,) = [call for call in trace.signatures if call.op.endswith("_for_cpu")]
     sizes, lse = 1024 * FLOAT, 2 * 64 * FLOAT
-    assert weigh(kernel) == Traffic(3 * sizes, sizes + lse)
+    assert op_traffic(kernel) == Traffic(3 * sizes, sizes + lse)
     (kernel,) = [call for call in trace.signatures if call.op.endswith("_for_cpu_backward")]
-    assert weigh(kernel) == Traffic(5 * sizes + lse, 3 * sizes)
+    assert op_traffic(kernel) == Traffic(5 * sizes + lse, 3 * sizes)
 
 
 def test_a_pooling_backward_does_not_read_its_input():
@@ -181,7 +181,7 @@ def test_a_pooling_backward_does_not_read_its_input():
     trace = record_call(lambda x: F.max_pool2d(x, 2), (x,), loss=lambda out: out.sum())
     (kernel,) = [call for call in trace.signatures if call.packet.endswith("_backward")]
     # The gradients of 32 outputs and the indices of their maxima; the gradient of the input.
-    assert weigh(kernel) == Traffic(32 * (FLOAT + LONG), 128 * FLOAT)
+    assert op_traffic(kernel) == Traffic(32 * (FLOAT + LONG), 128 * FLOAT)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_two_calls_of_one_signature_may_differ():
     square = torch.ones(4, 4)
     trace = record_call(lambda x: (x.reshape(16), x.t().reshape(16)), (square,), stops_at=STOPS)
     assert [call.op for call in trace.signatures].count("aten::reshape") == 1
-    sorted_trace, pricer = sort_by_storages(trace)
+    sorted_trace, pricer = split_by_aliasing(trace)
     counts = count(sorted_trace, pricer, "bytes")
     assert counts.by_label() == {"reshape": 2 * 64}
     assert counts.ledger()[Status.FREE]["aten::reshape"] == 1
@@ -293,15 +293,15 @@ def test_a_weight_in_an_object_and_an_op_that_nobody_saw_are_unknown():
     )
     unseen = Signature("mylib::scan", (), (), (), "mylib::scan(...)")
     strange = Signature("aten::relu", ("self",), (TensorSpec((2,), "float3"),), (TensorSpec((2,), "float3"),))
-    assert [weigh(call) for call in (packed, unseen, strange)] == [None] * 3
-    assert BytesPricer().price_op(unseen)[0].status is Status.UNKNOWN
+    assert [op_traffic(call) for call in (packed, unseen, strange)] == [None] * 3
+    assert TrafficCostModel().op_cost(unseen)[0].status is Status.UNKNOWN
 
 
 def test_storages_bound_what_is_read_only_from_above():
     call = Signature("aten::mul", ("self", "other"), (TensorSpec((10,)), TensorSpec((10,))), (TensorSpec((10,)),))
-    assert weigh(call) == Traffic(80, 40)
-    assert weigh(call, Sight(True, 44)) == Traffic(44, 40)
-    assert weigh(call, Sight(True, 4000)) == Traffic(80, 40)
+    assert op_traffic(call) == Traffic(80, 40)
+    assert op_traffic(call, StorageInfo(True, 44)) == Traffic(44, 40)
+    assert op_traffic(call, StorageInfo(True, 4000)) == Traffic(80, 40)
 
 
 def test_a_handle_says_what_an_op_moves():

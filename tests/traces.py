@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.counting import TablePricer, count
+from fvflops.counting import TableCostModel, count
 from fvflops.formulas import load_table
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
-PRICER = TablePricer(load_table("default"), "flops")
+PRICER = TableCostModel(load_table("default"), "flops")
 
 Calls = Counter[tuple[Signature, tuple[tuple[str, str], ...], str]]
 
@@ -115,7 +115,7 @@ def differences(
     lines: list[str] = []
     for name, one, other in (("shapes", shapes, real), ("real", real, shapes)):
         for (signature, around, phase), number in (calls_of(one) - calls_of(other)).items():
-            free = not any(amount.value for amount in PRICER.price_op(signature))
+            free = not any(amount.value for amount in PRICER.op_cost(signature))
             if not (signature.packet in other_ways and free):
                 where = around[-1][1] if around else None
                 call = f"{signature.op} {text_of(signature.inputs)} -> {text_of(signature.outputs)}"

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from fvflops import __version__
 from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.analysis.model_analysis import ModelAnalysis
-from fvflops.analysis.text import tell_about
-from fvflops.counting import TablePricer, count
+from fvflops.analysis.text import describe_run
+from fvflops.counting import TableCostModel, count
 from fvflops.counting.timing import BY_OWNER, read_times
-from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
@@ -28,7 +28,7 @@ _NOTES = {
 }
 
 
-def break_down(analysis: ModelAnalysis) -> Breakdown:
+def read_breakdown(analysis: ModelAnalysis) -> Breakdown:
     """Return what an analysis counts, and beside it all else that its Trace and table tell.
 
     That is FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
@@ -36,7 +36,7 @@ def break_down(analysis: ModelAnalysis) -> Breakdown:
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
-    >>> found = break_down(FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)))
+    >>> found = read_breakdown(FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)))
     >>> {key: measure.total() for key, measure in found.measures.items()}
     {'flops': 24, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116, 'calls': 1}
     """
@@ -45,7 +45,7 @@ def break_down(analysis: ModelAnalysis) -> Breakdown:
     if table is not None:
         for metric in ("flops", "activations"):
             if metric not in counted:
-                counted[metric] = count(trace, TablePricer(table, metric), metric)
+                counted[metric] = count(trace, TableCostModel(table, metric), metric)
     if "bytes" not in counted:
         moved = ByteCountAnalysis.from_trace(trace).unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         counted["bytes"] = moved.counts()
@@ -63,8 +63,8 @@ def break_down(analysis: ModelAnalysis) -> Breakdown:
         measures={key: measures[key] for key in sorted(measures, key=_ORDER.index)},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
-        unknown_places=find_unknown_places(trace, counts),
-        about={"fvflops": __version__, **tell_about(analysis)},
+        unknown_places=find_unsupported_places(trace, counts),
+        about={"fvflops": __version__, **describe_run(analysis)},
     )
 
 

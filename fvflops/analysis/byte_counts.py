@@ -9,8 +9,8 @@ import torch
 
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import Model
-from fvflops.counting import HandlePricer, Pricer, count
-from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
+from fvflops.counting import CostModel, HandleCostModel, count
+from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Counts
 from fvflops.trace.signature import packet_of
@@ -47,28 +47,28 @@ class ByteCountAnalysis(ModelAnalysis):
         assume: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume)
-        BytesPricer(part)  # which refuses an unknown part
+        TrafficCostModel(part)  # which refuses an unknown part
         self._part = part
         self._kernels = table if isinstance(table, FormulaTable) else load_table(table)
 
     def counts(self) -> Counts:
         """Return the counts of the model's run in bytes; an op that moves nothing is free."""
         if self._counts is None:
-            trace, pricer = sort_by_storages(self.trace(), self._part)
+            trace, pricer = split_by_aliasing(self.trace(), self._part)
             self._counts = count(trace, self._after_handles(pricer), "bytes")
             self._warn(self._counts)
         return self._counts
 
-    def _pricer(self) -> Pricer:
-        return self._after_handles(BytesPricer(self._part, stops_at=self._kernels.stops_at))
+    def _pricer(self) -> CostModel:
+        return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
     def _missing_stops(self) -> list[str]:
         """Return the ops that a handle names and the trace has looked into; without one any trace will do."""
-        stops = self._after_handles(BytesPricer(self._part)).stops_at
+        stops = self._after_handles(TrafficCostModel(self._part)).stops_at
         decomposed = () if self._trace is None else self._trace.decomposed
         return sorted({packet_of(name) for name in decomposed if name in stops})
 
-    def _after_handles(self, pricer: Pricer) -> Pricer:
+    def _after_handles(self, pricer: CostModel) -> CostModel:
         if self._handles or self._module_handles:
-            return HandlePricer(pricer, self._handles, self._module_handles)
+            return HandleCostModel(pricer, self._handles, self._module_handles)
         return pricer

@@ -14,7 +14,7 @@ from fvflops.trace.calls import OpCall
 from fvflops.trace.signature import packet_of
 
 if TYPE_CHECKING:
-    from fvflops.views.frame_rows import Rows
+    from fvflops.views.frame_rows import Table
 
 # View → what a row is.
 VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
@@ -22,7 +22,7 @@ VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module
 _METHODS: Mapping[str, str] = {"op": "op_calls", "call": "module_calls", "line": "line_counts"}
 
 
-def sift_calls(
+def select_calls(
     calls: Sequence[OpCall], phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
 ) -> tuple[tuple[OpCall, ...], Counter[str]]:
     """Return the op calls of a phase but for those to ignore, and how often each of these ran.
@@ -38,7 +38,7 @@ def sift_calls(
     return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
 
 
-def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -> Rows:
+def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -> Table:
     """Return a row for each call of an op, by "op", of a module, by "call", or each line of source, by "line".
 
     The analysis is one of flops. `depth` is how many calls around a module's are listed at most, any number if None; by

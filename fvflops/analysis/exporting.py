@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 from fvflops import paths
-from fvflops.counting import Pricer, build_timeline
-from fvflops.counting.traffic.byte_costs import sort_by_storages
+from fvflops.counting import CostModel, build_timeline
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.reports import EXPORTS
 from fvflops.trace import Trace
 from fvflops.trace.timeline import WEIGHTS
@@ -48,12 +48,12 @@ give a format, one of chrome-trace, speedscope, flame-graph
 
 
 def write_export(
-    trace: Trace, pricer: Pricer, path: str | os.PathLike[str], format: str, weight: str | None = None
+    trace: Trace, pricer: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
 ) -> None:
     """Write a Trace to a file in a format that `prepare_export` returned; a weight that is not known raises TraceError.
 
     FLOPs and multiply-adds are by the pricer.
     """
-    moved, bytes_pricer = sort_by_storages(trace, keep_events=True)
+    moved, bytes_pricer = split_by_aliasing(trace, keep_events=True)
     pieces = EXPORTS[format](build_timeline(moved, pricer, bytes_pricer=bytes_pricer), weight=weight)
     paths.write_text(os.fspath(path), pieces)

@@ -11,9 +11,9 @@ from fvflops import __version__
 from fvflops.analysis.calls import VIEWS, list_call_rows
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis
-from fvflops.analysis.text import summarise_all, tell_about
+from fvflops.analysis.text import describe_run, summarise_all
 from fvflops.trace import Summary
-from fvflops.views.frame_rows import Cell, Rows, list_rows
+from fvflops.views.frame_rows import Cell, Table, list_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -48,15 +48,15 @@ def _choose_dtype(cells: list[Cell]) -> str | None:
     return "object" if None in cells else None
 
 
-def _list(analysis: ModelAnalysis, by: str, depth: int | None, report: str) -> tuple[Rows, Mapping[str, str]]:
+def _list(analysis: ModelAnalysis, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
     if by in VIEWS:
         rows = list_call_rows(analysis, by, depth)
-        return rows, {"fvflops": __version__, **tell_about(analysis)}
+        return rows, {"fvflops": __version__, **describe_run(analysis)}
     summary = _summarise(analysis)
     return list_rows(summary, by=by, depth=depth, report=report), summary.about
 
 
-def _turn(listed: Rows) -> dict[str, list[Cell]]:
+def _turn(listed: Table) -> dict[str, list[Cell]]:
     return {heading: [row[place] for row in listed.rows] for place, heading in enumerate(listed.headings)}
 
 

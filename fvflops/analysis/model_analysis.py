@@ -18,11 +18,11 @@ from fvflops.analysis.jit_value import adapt_handle
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import EXECUTIONS, Model, record_call
-from fvflops.counting import FreePricer, Handle, HandlePricer, Pricer, TablePricer, count
-from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
+from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.formulas.functions.classes import may_exist, name_class, nearest_class
-from fvflops.reports.names import show_short
+from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
+from fvflops.reports.names import printable_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 
@@ -189,7 +189,7 @@ class ModelAnalysis:
         for named, handle in zip(args[::2], args[1::2], strict=True):
             name = name_class(named) if isinstance(named, type) else str(named)
             if not may_exist(name):
-                raise ValueError(f"no module class is called {name}: did you mean {nearest_class(name)}?")
+                raise ValueError(f"no module class is called {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
         self._counts = self._by_both = None
         return self
@@ -272,14 +272,14 @@ class ModelAnalysis:
             raise TraceError(
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
-        self._trace = self._record(self._pricer().stops_at)
+        self._trace = self._record(self._cost_model().stops_at)
         self._modules = self._trace.modules
         return self._trace
 
     def counts(self) -> Counts:
         """Return the counts of the model's run: every entry, with its op, scope, phase and status."""
         if self._counts is None:
-            self._counts = count(self.trace(), self._pricer(), self._metric or "handles")
+            self._counts = count(self.trace(), self._cost_model(), self._metric or "handles")
             self._warn(self._counts)
         return self._counts
 
@@ -295,12 +295,12 @@ class ModelAnalysis:
         True
         """
         # What the page is made of is made of analyses itself.
-        from fvflops.analysis.breakdown import break_down
+        from fvflops.analysis.breakdown import read_breakdown
         from fvflops.reports import html
 
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(html.render(break_down(self)))
+        page = "".join(html.render(read_breakdown(self)))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
@@ -345,19 +345,19 @@ class ModelAnalysis:
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
-        from fvflops.analysis.breakdown import break_down
+        from fvflops.analysis.breakdown import read_breakdown
         from fvflops.reports.pictures import icicle, picture
 
         kind = picture.prepare(os.fspath(path))
-        figure = icicle.draw(break_down(self), measure=measure or self.counts().metric, depth=depth)
+        figure = icicle.draw_icicle(read_breakdown(self), measure=measure or self.counts().metric, depth=depth)
         paths.write_bytes(os.fspath(path), picture.encode(figure, kind))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
-        from fvflops.analysis.breakdown import break_down
+        from fvflops.analysis.breakdown import read_breakdown
         from fvflops.reports import notebook
 
-        return notebook.render(break_down(self))
+        return notebook.render(read_breakdown(self))
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
@@ -369,28 +369,28 @@ class ModelAnalysis:
             execution=self._execution,
             device=self._device,
             assume=self._assume,
-            weigh=self._weigh,
+            weigh=self._estimate_cost,
             quiet=self._tracer_warnings == "none",
             lines=self._lines,
         )
 
-    def _weigh(self, signature: Signature) -> int:
-        return weigh_by(self._pricer(), signature)
+    def _estimate_cost(self, signature: Signature) -> int:
+        return estimate_by(self._cost_model(), signature)
 
-    def _pricer(self) -> Pricer:
+    def _cost_model(self) -> CostModel:
         if self._table is None or self._metric is None:
-            inner: Pricer = FreePricer(load_table("fvcore"))
+            inner: CostModel = NullCostModel(load_table("fvcore"))
         else:
-            inner = TablePricer(self._table, self._metric)
+            inner = TableCostModel(self._table, self._metric)
         if self._handles or self._module_handles:
-            return HandlePricer(inner, self._handles, self._module_handles)
+            return HandleCostModel(inner, self._handles, self._module_handles)
         return inner
 
     def _missing_stops(self) -> list[str]:
         """Return the composite ops that this analysis would stop at and its trace did not."""
         if self._trace is None:
             return []
-        stops = self._pricer().stops_at
+        stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in self._trace.decomposed if name in stops})
 
     def _table_of_counts(self) -> dict[str, Counter[str]]:
@@ -405,9 +405,9 @@ class ModelAnalysis:
         if unknown and self._warn_unsupported:
             from fvflops.reports.terminal.op_coverage import format_places
 
-            places = find_unknown_places(self.trace(), counts)
+            places = find_unsupported_places(self.trace(), counts)
             listed = ", ".join(
-                f"{show_short(op)} ×{calls} (in {format_places(places[op], escape=show_short)})"
+                f"{printable_short(op)} ×{calls} (in {format_places(places[op], escape=printable_short)})"
                 for op, calls in unknown.most_common(8)
             )
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
@@ -416,7 +416,7 @@ class ModelAnalysis:
             modules = self.module_tree().places
             uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)
             if uncalled:
-                listed = ", ".join(map(show_short, uncalled[:8])) + (
+                listed = ", ".join(map(printable_short, uncalled[:8])) + (
                     f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else ""
                 )
                 _LOGGER.warning(
@@ -425,9 +425,9 @@ class ModelAnalysis:
                 )
 
 
-def weigh_by(pricer: Pricer, signature: Signature) -> int:
+def estimate_by(pricer: CostModel, signature: Signature) -> int:
     """Return what a call counts for, in comparison with another that might be made."""
-    return sum(amount.value for amount in pricer.price_op(signature))
+    return sum(amount.value for amount in pricer.op_cost(signature))
 
 
 def _absent_model(*args: Any, **kwargs: Any) -> None:

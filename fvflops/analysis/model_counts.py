@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.calls import sift_calls
+from fvflops.analysis.calls import select_calls
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
-from fvflops.counting import Pricer, TablePricer
-from fvflops.counting.calls import add_up_lines, list_module_calls, list_op_calls
+from fvflops.counting import CostModel, TableCostModel
+from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports import GRAPHS
 from fvflops.trace import TraceError
@@ -80,7 +80,7 @@ class FlopCountAnalysis(_TableAnalysis):
         `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
         ValueError naming the nearest, a phase that was not run TraceError.
         """
-        return sift_calls(self._list_op_calls(), phase, ignore, self._table)[0]
+        return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
     def op_table(
         self,
@@ -97,7 +97,7 @@ class FlopCountAnalysis(_TableAnalysis):
         """
         from fvflops.reports.calls import op_calls
 
-        calls, ignored = sift_calls(self._list_op_calls(), phase, ignore, self._table)
+        calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         table = "" if self._table is None else self._table.name
         return op_calls.render(calls, sort=sort, top=top, ignored=ignored, table=table)
 
@@ -114,7 +114,7 @@ class FlopCountAnalysis(_TableAnalysis):
         1 0 Linear float32[4, 2] 24
         2 1 ReLU float32[4, 2] 0
         """
-        return list_module_calls(self.trace(), self._pricer(), self._activations_pricer())
+        return list_module_calls(self.trace(), self._cost_model(), self._activations_pricer())
 
     def module_call_table(self, *, depth: int | None = None) -> str:
         """Return the calls of modules as text, a line each: shapes, parameters, FLOPs, activations and bytes.
@@ -134,7 +134,7 @@ class FlopCountAnalysis(_TableAnalysis):
         calls = self._list_op_calls()
         if not (self._lines or self.trace().lines):
             raise TraceError("no lines of source were recorded: make the analysis with lines=True")
-        return add_up_lines(calls)
+        return sum_lines(calls)
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
@@ -175,13 +175,13 @@ class FlopCountAnalysis(_TableAnalysis):
         forward;Linear;aten::linear 24
         """
         chosen = prepare_export(path, format, weight)
-        write_export(self.trace(), self._pricer(), path, chosen, weight)
+        write_export(self.trace(), self._cost_model(), path, chosen, weight)
 
     def _list_op_calls(self) -> tuple[OpCall, ...]:
-        return list_op_calls(self.trace(), self._pricer(), self._activations_pricer())
+        return list_op_calls(self.trace(), self._cost_model(), self._activations_pricer())
 
-    def _activations_pricer(self) -> Pricer | None:
-        return None if self._table is None else TablePricer(self._table, "activations")
+    def _activations_pricer(self) -> CostModel | None:
+        return None if self._table is None else TableCostModel(self._table, "activations")
 
 
 class ActivationCountAnalysis(_TableAnalysis):

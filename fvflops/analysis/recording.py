@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.model_analysis import weigh_by
+from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
@@ -165,7 +165,7 @@ class record(FlopCountAnalysis):
             counts = []
             self._step_counts = convention, counts
         for trace in self._recorded[len(counts) :]:
-            counts.append(count_step(self._answering(trace), self._pricer(), self._metric or "handles"))
+            counts.append(count_step(self._answering(trace), self._cost_model(), self._metric or "handles"))
         return summarise_steps(counts, self._metric or "handles")
 
     def pause(self) -> None:
@@ -247,9 +247,9 @@ class record(FlopCountAnalysis):
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
 
     def _make_session(self) -> Session:
-        pricer = self._pricer()
+        pricer = self._cost_model()
         # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
-        return Session(self._target, stops_at=pricer.stops_at, weigh=partial(weigh_by, pricer), **self._options)  # type: ignore[arg-type]
+        return Session(self._target, stops_at=pricer.stops_at, weigh=partial(estimate_by, pricer), **self._options)  # type: ignore[arg-type]
 
     def _leave(self, *, complete: bool) -> None:
         with deferred():
@@ -304,7 +304,7 @@ class record(FlopCountAnalysis):
 
     def _answering(self, trace: Trace) -> Trace:
         """Return a Trace in which all that is counted as one was recorded as one; another raises TraceError."""
-        stops = self._pricer().stops_at
+        stops = self._cost_model().stops_at
         missing = sorted({packet_of(name) for name in trace.decomposed if name in stops})
         if missing:
             raise TraceError(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fvflops.counting import Pricer, count
-from fvflops.reports.names import show_short
+from fvflops.counting import CostModel, count
+from fvflops.reports.names import printable_short
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
 
@@ -73,7 +73,7 @@ class PerStep:
         if self.phases:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
         if self.unknown:
-            named = [f"{show_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
+            named = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
             text += f"; UNKNOWN, so missing: {', '.join(named)}"
         return text
 
@@ -86,7 +86,7 @@ class StepCount:
     unknown: Counter[str]
 
 
-def count_step(trace: Trace, pricer: Pricer, metric: str) -> StepCount:
+def count_step(trace: Trace, pricer: CostModel, metric: str) -> StepCount:
     """Return what the Trace of a step comes to."""
     counts = count(trace, pricer, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}

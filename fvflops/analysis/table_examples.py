@@ -12,7 +12,7 @@ from fvflops import paths
 from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Example, Given
-from fvflops.formulas.rows import price_call
+from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of
 
@@ -60,7 +60,7 @@ def check_example(row: Row, table: FormulaTable) -> None:
 
 def cost_example(row: Row, table: FormulaTable) -> int:
     """Return multiply_add * macs + flops of the example of a table's row."""
-    price = price_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add)
+    price = cost_of_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add)
     return table.multiply_add * price.macs + price.flops
 
 

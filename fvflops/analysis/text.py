@@ -9,7 +9,7 @@ from torch import nn
 from fvflops import __version__
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.model.model_index import read_modules
-from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.torch_registry import is_halved
 from fvflops.reports.fvcore import parameter_table as parameters
@@ -50,8 +50,8 @@ def summarise_all(analyses: Mapping[str, ModelAnalysis]) -> Summary:
         uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
-        unknown_places=find_unknown_places(first.trace(), counts),
-        about={"fvflops": __version__, **tell_about(first)},
+        unknown_places=find_unsupported_places(first.trace(), counts),
+        about={"fvflops": __version__, **describe_run(first)},
     )
 
 
@@ -129,7 +129,7 @@ def _by_phase(analysis: ModelAnalysis) -> dict[str, dict[str, int]]:
     return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
 
 
-def tell_about(analysis: ModelAnalysis) -> dict[str, str]:
+def describe_run(analysis: ModelAnalysis) -> dict[str, str]:
     """Return what a report says of an analysis: what its Trace tells, the model's class, and the table."""
     table_used = analysis._table
     about = dict(analysis.trace().about)
@@ -137,11 +137,11 @@ def tell_about(analysis: ModelAnalysis) -> dict[str, str]:
     if table_used is not None:
         about |= {"table": table_used.name, "multiply_add": str(table_used.multiply_add)}
         about["description"] = table_used.description
-        about |= _tell_registered(analysis, table_used)
+        about |= _describe_registered(analysis, table_used)
     return about
 
 
-def _tell_registered(analysis: ModelAnalysis, table: FormulaTable) -> dict[str, str]:
+def _describe_registered(analysis: ModelAnalysis, table: FormulaTable) -> dict[str, str]:
     """Return by which ops a program's own formulas count, read as multiply-adds ("halved") or as flops."""
     told: dict[str, dict[str, None]] = {}
     for signature in analysis.trace().signatures if table.registered_formulas else ():

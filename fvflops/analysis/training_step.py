@@ -90,5 +90,5 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             micro_batches=self._micro_batches,
             device=self._device,
             assume=self._assume,
-            weigh=self._weigh,
+            weigh=self._estimate_cost,
         )

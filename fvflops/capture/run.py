@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.autograd_use import AutogradUse, AutogradUsed
 from fvflops.capture.instrument.backward import gradients_restored
-from fvflops.capture.instrument.instrument import eager, watch
+from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.patching import Wrapping
-from fvflops.capture.instrument.probe import Meter
+from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import describe_inputs, unwrap_compiled
-from fvflops.capture.model.model_index import Reading
-from fvflops.capture.real.real_mode import RecordingMode, WrapperAware
+from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.real.real_mode import RecordingMode, SubclassAwareMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.forks import at_fork, undone_in_child
@@ -34,20 +34,20 @@ from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_kept
-from fvflops.capture.shapes.device_emulation import OnThisMachine
-from fvflops.capture.shapes.metadata import Metadata, is_here, metadata_of, metadata_of_leaf
+from fvflops.capture.shapes.device_emulation import MissingDeviceMode
+from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.plain_sizes import plain_sizes
 from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import trim_memo
+from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.shapes.shape_parameters import StandIns
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_parameters import ShapeParameters
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.capture.shapes.survivors import release, say_kept
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.garbage_collector import uncollected
-from fvflops.text import show
+from fvflops.garbage_collector import gc_paused
+from fvflops.text import printable
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -112,11 +112,11 @@ def record_call(
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
-    with deferred(), one_at_a_time(), unseen(), ExitStack() as stack:
+    with deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        stack.enter_context(eager())
+        stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
@@ -124,28 +124,28 @@ def record_call(
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
-            with uncollected(), plain_sizes():
+            with gc_paused(), plain_sizes():
                 shapes, failure = _by_shapes(
                     model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines
                 )
             if shapes is not None and not failure:
                 if "supposed" in shapes.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", show(shapes.about["supposed"]))
+                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.about["supposed"]))
                 return shapes
         try:
             trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
-            _LOGGER.warning("%s, and the model cannot be run for real", show(failure))
+            _LOGGER.warning("%s, and the model cannot be run for real", printable(failure))
             return shapes
         if failure:
-            _LOGGER.warning("%s; the model was run for real", show(failure))
+            _LOGGER.warning("%s; the model was run for real", printable(failure))
         return trace
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def recording_lock() -> Iterator[None]:
     """Let this thread have its turn: a run that leaves no trace must not meet another one on the same model."""
     turn = _TURN
     while not turn.acquire(timeout=_WAIT):
@@ -170,9 +170,9 @@ at_fork(_take_turns_anew)
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def suspend_outer_recordings() -> Iterator[None]:
     """Keep the recordings that go on around this one from taking down what it runs."""
-    outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, WrapperAware)]
+    outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
     with ExitStack() as stack:
         for recorder in outer:
             stack.callback(recorder.resume)
@@ -193,14 +193,14 @@ def _by_shapes(
     lines: bool,
 ) -> tuple[Trace | None, str]:
     """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
-    reading = Reading(model)
+    reading = ModelIndex(model)
     if reading.is_fake:
         return None, ""  # FakeTensors have shapes alone as it is
     homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
     impersonated = choose_device(device, homes)
     on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
     may_fall_back = execution == "auto" and not on_meta and device is None
-    trim_memo()
+    trim_cache()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
     attempts: list[_Run] = []
 
@@ -223,7 +223,7 @@ def _by_shapes(
             raise
         if not may_fall_back:
             run.release()
-            if not wants_numbers(error if failure is None else failure[2]):
+            if not is_data_dependent(error if failure is None else failure[2]):
                 raise
             what = "pass real weights" if on_meta else 'use execution="auto"'
             if failure is not None and rules.can_assume(failure[0]):
@@ -232,7 +232,7 @@ def _by_shapes(
         failure = None  # its error's frames are this one too
     kept = attempts[-1].release()  # without the error, whose frames hold tensors too
     if kept and not may_fall_back:
-        _LOGGER.warning("%s", show(kept))
+        _LOGGER.warning("%s", printable(kept))
     return trace, line or (kept if may_fall_back else "")
 
 
@@ -277,10 +277,10 @@ def _in_vocabulary(
     return trace if same else again
 
 
-def wants_numbers(error: Exception) -> bool:
+def is_data_dependent(error: Exception) -> bool:
     """Return whether an error comes of running by shapes: a number that is not there, or a shape rule."""
     said = ("data is not allocated yet", "no fake impl registered")
-    return isinstance(error, (ValueNeeded, NotImplementedError)) or any(text in str(error) for text in said)
+    return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in said)
 
 
 def _for_real(
@@ -294,7 +294,7 @@ def _for_real(
     measure: Collection[str],
     lines: bool,
 ) -> Trace:
-    reading = Reading(model)
+    reading = ModelIndex(model)
     if isinstance(model, nn.Module) and _on_meta(reading):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
 
@@ -308,9 +308,9 @@ def _for_real(
     except Exception as error:
         # Code that was compiled under another dispatch mode.
         if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
-            _say_which_input(error, model, args, kwargs)
+            _name_input(error, model, args, kwargs)
             raise
-    stack.enter_context(eager())
+    stack.enter_context(compiler_disabled())
     return _in_vocabulary(attempt, _Run.for_real, loss)
 
 
@@ -330,7 +330,7 @@ class _Run:
     def __init__(
         self,
         model: Model,
-        reading: Reading,
+        reading: ModelIndex,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stops_at: StopsAt,
@@ -346,9 +346,9 @@ class _Run:
         self._kwargs = kwargs
         self._vocabulary = vocabulary
         self._loss = loss
-        meter = Meter(measure, next(iter(reading.devices), None)) if measure else None
+        meter = Probe(measure, next(iter(reading.devices), None)) if measure else None
         self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter, lines=lines)
-        self._recorder.homes = reading.homes() if loss is not None else {}
+        self._recorder.module_of_tensor = reading.source_devices() if loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
         self._mode: weakref.ref[ShapeMode] | None = None
@@ -358,14 +358,14 @@ class _Run:
     def for_real(self) -> Trace:
         """Return the Trace of a run with numbers."""
         for columns in (self._held(), self._inputs()):
-            self._recorder.know(*columns[2:])
-        self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.meter is None)
+            self._recorder.register_storages(*columns[2:])
+        self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.probe is None)
         fake_mode = find_fake_mode((*self._reading.tensors, *tensors_of((self._args, self._kwargs))))
         with self._restored() as undo_log:
             with (
                 fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
                 self._grad_mode(),
-                watch(
+                instrument(
                     self._recorder,
                     self._reading,
                     RecordingMode(self._recorder, undo_log),
@@ -383,24 +383,26 @@ class _Run:
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
             self._mode = weakref.ref(mode)
-            mode.reals.know(*self._held())
-            mode.reals.know(*self._inputs())
+            mode.reals.register(*self._held())
+            mode.reals.register(*self._inputs())
             self._recorder.unseen = UnseenWork(self._recorder, is_real=False, numbers=False)
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
-                stand_ins = StandIns(mode)
+                stand_ins = ShapeParameters(mode)
                 stand_ins.put_into(self._reading)
                 args, kwargs = stand_ins.in_values((args, kwargs))
             try:
                 with (
                     self._grad_mode(),
                     reducers_kept() if self._vocabulary == "core" else nullcontext(),
-                    watch(
+                    instrument(
                         *(self._recorder, self._reading, mode, self._wrappings(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                     ),
-                    nullcontext() if is_here(device) else OnThisMachine(device, trains=self._vocabulary == "core"),
+                    nullcontext()
+                    if is_available(device)
+                    else MissingDeviceMode(device, trains=self._vocabulary == "core"),
                     cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
                     model_runs(),
                 ):
@@ -430,7 +432,7 @@ class _Run:
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()
-        meter = self._recorder.meter
+        meter = self._recorder.probe
         return self._recorder.trace(
             self._modules,
             {
@@ -475,7 +477,7 @@ class _Run:
             model = model.module
         elif isinstance(model, nn.Module):
             result = model(*args, **kwargs)
-            self._go_back(result)
+            self._run_backward(result)
             return
         unseen = self._recorder.unseen
         if unseen is not None:
@@ -485,9 +487,9 @@ class _Run:
         if unseen is not None:
             unseen.leave(result, model)
         self._recorder.leave(token, result)
-        self._go_back(result)
+        self._run_backward(result)
 
-    def _go_back(self, result: Any) -> None:
+    def _run_backward(self, result: Any) -> None:
         if self._loss is not None:
             self._loss(result).backward()
 
@@ -518,28 +520,28 @@ def shape_run_is_on() -> bool:
     return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
 
 
-def _on_meta(reading: Reading) -> bool:
+def _on_meta(reading: ModelIndex) -> bool:
     kinds = zip(reading.metadata, reading.rows, strict=True)
     return not _is_offloaded(reading) and {
         metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
     } == {"meta"}
 
 
-def _is_offloaded(reading: Reading) -> bool:
+def _is_offloaded(reading: ModelIndex) -> bool:
     """Return whether accelerate keeps the weights elsewhere, and puts them into each module for its call."""
     return any("_hf_hook" in vars(module) for module in reading.names)
 
 
 def _fails_below_autograd(error: Exception) -> bool:
     """Return whether a run may have failed for being made below autograd: the model uses autograd in its forward."""
-    if isinstance(error, ValueNeeded):
+    if isinstance(error, DataDependentError):
         return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
     says_so = isinstance(error, RuntimeError) and "grad" in str(error)
     return says_so or any("torch/autograd/" in file for file in files)
 
 
-def _say_which_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _name_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add to torch's message about devices which input is elsewhere than the model."""
     about_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
     if not (about_devices and isinstance(model, nn.Module)):

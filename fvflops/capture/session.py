@@ -15,26 +15,26 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.backward import gradients_restored
-from fvflops.capture.instrument.instrument import eager, watch
+from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.optimizers import OptimizerStates
-from fvflops.capture.instrument.probe import Meter
+from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
-from fvflops.capture.run import ExecutionError, Weigh, choose_device, shape_run_is_on, unseen
+from fvflops.capture.run import ExecutionError, Weigh, choose_device, shape_run_is_on, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_kept
-from fvflops.capture.shapes.device_emulation import OnThisMachine
-from fvflops.capture.shapes.metadata import is_here
+from fvflops.capture.shapes.device_emulation import MissingDeviceMode
+from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import trim_memo
+from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.shapes.shape_parameters import StandIns
+from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import release, say_kept
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
@@ -81,7 +81,7 @@ class Session:
             model = unwrap_compiled(model)
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = unwrap_compiled(model.module)
-        self._reading = Reading(model)  # type: ignore[arg-type]
+        self._reading = ModelIndex(model)  # type: ignore[arg-type]
         self._execution = execution
         self._stops_at = stops_at
         self._device = device
@@ -96,7 +96,7 @@ class Session:
         self._modes: list[TorchDispatchMode] = []
         self._before: TorchState | None = None
         self._rules: ShapeRules | None = None
-        self._stand_ins: StandIns | None = None
+        self._stand_ins: ShapeParameters | None = None
         self._complete = True
         self._about: dict[str, str] = {}
 
@@ -110,19 +110,19 @@ class Session:
         if self._recorder is not None:
             raise RuntimeError("a recording was begun a second time: make another")
         limit = _EVENTS if self._execution == "real" and not self._measure else None
-        meter = Meter(self._measure, next(iter(self._reading.devices), None)) if self._measure else None
+        meter = Probe(self._measure, next(iter(self._reading.devices), None)) if self._measure else None
         recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit, meter=meter)
-        recorder.homes = self._reading.homes()
+        recorder.module_of_tensor = self._reading.source_devices()
         self._thread = threading.get_ident()
         with deferred(), ExitStack() as stack:
             self._modes = _get_current_dispatch_mode_stack()
             stack.callback(recorder.close)
             stack.enter_context(undone_in_child(recorder.pause))
-            stack.enter_context(eager())
+            stack.enter_context(compiler_disabled())
             if self._execution == "real":
-                recorder.know(self._reading.storages, self._reading.rows)
+                recorder.register_storages(self._reading.storages, self._reading.rows)
                 recorder.unseen = UnseenWork(recorder, numbers=meter is None)
-                stack.enter_context(watch(recorder, self._reading, RecordingMode(recorder)))
+                stack.enter_context(instrument(recorder, self._reading, RecordingMode(recorder)))
             else:
                 self._start_shapes(recorder, stack)
             self._stack = stack.pop_all()
@@ -136,10 +136,10 @@ class Session:
             )
         homes = list(reading.devices)
         device = choose_device(self._device, homes)
-        trim_memo()
+        trim_cache()
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
-        stack.enter_context(unseen())
+        stack.enter_context(suspend_outer_recordings())
         self._before = TorchState()
         snapshot, undo_log = Snapshot(reading, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
@@ -152,17 +152,17 @@ class Session:
         self._mode = weakref.ref(mode)
         stack.callback(mode.close)
         recorder.unseen = UnseenWork(recorder, is_real=False, numbers=False)
-        mode.reals.know(reading.tensors, reading.metadata, reading.storages, reading.rows)
-        self._stand_ins = StandIns(mode)
+        mode.reals.register(reading.tensors, reading.metadata, reading.storages, reading.rows)
+        self._stand_ins = ShapeParameters(mode)
         self._stand_ins.put_into(reading)
         states = OptimizerStates(mode, self._stand_ins)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(
-            watch(recorder, reading, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
+            instrument(recorder, reading, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
         )
-        if not is_here(device):
-            elsewhere = OnThisMachine(device)
+        if not is_available(device):
+            elsewhere = MissingDeviceMode(device)
             stack.enter_context(function_mode_goes(elsewhere))
             elsewhere.__enter__()
         if device.type == "cuda":
@@ -267,8 +267,8 @@ class Session:
             "execution": self._execution,
             **self._about,
         }
-        if self._recorder.meter is not None:
-            about |= self._recorder.meter.about()
+        if self._recorder.probe is not None:
+            about |= self._recorder.probe.about()
         return self._recorder.trace(self._reading.tree, about, complete=self._complete and not self._recorder.recording)
 
     def _running(self) -> Recorder:

@@ -20,12 +20,12 @@ from fvflops.capture.model.model import describe_inputs, named_places
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import ExecutionError, Loss, Weigh, one_at_a_time, unseen, wants_numbers
+from fvflops.capture.run import ExecutionError, Loss, Weigh, is_data_dependent, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.assumptions import can_be_assumed
 from fvflops.capture.shapes.plain_sizes import plain_sizes
-from fvflops.garbage_collector import uncollected
-from fvflops.text import show
+from fvflops.garbage_collector import gc_paused
+from fvflops.text import printable
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -58,7 +58,7 @@ def record_step(
     the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
     A step that needs a number raises ExecutionError.
     """
-    with deferred(), one_at_a_time(), unseen(), uncollected(), plain_sizes():
+    with deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
         session = Session(
             model,
@@ -80,7 +80,7 @@ def record_step(
             complete = True
         except Exception as error:
             line = session.why_not(error)
-            if is_interrupt(error) or not wants_numbers(error):
+            if is_interrupt(error) or not is_data_dependent(error):
                 raise
             what = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
@@ -90,7 +90,7 @@ def record_step(
             session.stop(complete=complete)
             kept = session.release()
             if kept and complete:  # else the frames of what was raised keep some
-                _LOGGER.warning("%s", show(kept))
+                _LOGGER.warning("%s", printable(kept))
         trace = session.trace()
         del session  # what a signal raises in a finalizer is lost
         return replace(trace, about={**trace.about, "inputs": given})

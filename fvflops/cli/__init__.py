@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fvflops import __version__
 from fvflops.cli.outputs import check_outputs
 from fvflops.paths import PACKAGE
-from fvflops.text import show
+from fvflops.text import printable
 
 # Subcommand → what it is for; its file of the same name is imported when it is asked for, so that help needs no torch.
 COMMANDS = {
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, SystemExit) as error:
         if arguments.debug:
             raise
-        print(f"fvflops: error: {say_error(error)}", file=sys.stderr)
+        print(f"fvflops: error: {format_error(error)}", file=sys.stderr)
         return 2
 
 
@@ -341,13 +341,13 @@ def _depth(text: str) -> int:
     return int(text)
 
 
-def say_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error in one line: our own by its message, another's with its type and the place where it was raised.
 
-    >>> say_error(ZeroDivisionError("no inputs"))
+    >>> format_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
     """
-    text = show(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
+    text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PACKAGE)
@@ -357,10 +357,12 @@ def say_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = show(f"the program asked to exit with {error.code!r}")
+        text = printable(f"the program asked to exit with {error.code!r}")
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     places = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if not places:
         return kind
-    return f"{kind} ({show(os.path.basename(places[-1].filename))}:{places[-1].lineno}; --debug shows the traceback)"
+    return (
+        f"{kind} ({printable(os.path.basename(places[-1].filename))}:{places[-1].lineno}; --debug shows the traceback)"
+    )

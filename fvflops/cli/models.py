@@ -25,7 +25,7 @@ _MAX_CONFIG = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LoadedModel:
     """A model to count, and its inputs as an analysis takes them; `assumed` says that nobody but us chose them."""
 
     model: nn.Module
@@ -45,7 +45,7 @@ class _Built:
 
 def load_model(
     name: str, inputs: Sequence[str] = (), *, config: str | None = None, device: str | None = None
-) -> Subject:
+) -> LoadedModel:
     """Return the model that a MODEL argument names, on its inputs.
 
     `inputs` are `--input` texts; without any, the shapes are those that the model's library gives. `config` is JSON, or
@@ -65,11 +65,11 @@ def load_model(
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
     home = _home_of(built.model)
     if not specs and built.inputs is not None:
-        return Subject(built.model, built.inputs, {}, assumed=False)
+        return LoadedModel(built.model, built.inputs, {}, assumed=False)
     if not specs and not built.specs:
         raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
     args, kwargs = make_arguments(specs or built.specs, home)
-    return Subject(built.model, args, kwargs, assumed=not specs)
+    return LoadedModel(built.model, args, kwargs, assumed=not specs)
 
 
 def _from_zoo(name: str, _: str | None) -> _Built:

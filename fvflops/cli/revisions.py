@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from fvflops.cli.git_objects import GitError, list_files, run_git, write_files
-from fvflops.cli.subprocess_recording import record_apart
+from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.trace import Trace
 
 
@@ -81,7 +81,7 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
         here = move(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
         try:
-            return record_apart(
+            return record_in_subprocess(
                 revision.text,
                 model,
                 inputs,

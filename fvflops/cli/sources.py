@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.exported_program import load_program, record_program
 from fvflops.analysis.trace_file import load_trace
-from fvflops.cli.commands.count import parse_assumptions, run_on
+from fvflops.cli.commands.count import parse_assumptions, with_input_hint
 from fvflops.cli.models import load_model
 from fvflops.cli.revisions import find_revision, record_revision
-from fvflops.cli.subprocess_recording import record_apart
+from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
 
 # How the names of saved traces and of exported programs end.
 FILES = (".json", ".pt2")
 
 
-def analyse(
+def open_analysis(
     name: str,
     arguments: argparse.Namespace,
     table: FormulaTable,
@@ -42,19 +42,19 @@ def analyse(
             if value:
                 raise ValueError(f"{name} has inputs of its own: leave out {option}")
     if name.endswith(".json"):
-        return _quieten(FlopCountAnalysis.from_trace(load_trace(name), table=table))
+        return _silence(FlopCountAnalysis.from_trace(load_trace(name), table=table))
     assume = parse_assumptions(arguments.assume)
     if name.endswith(".pt2"):
         trace = record_program(load_program(name), table=table, execution=arguments.execution, assume=assume)
-        return _quieten(FlopCountAnalysis.from_trace(trace, table=table))
+        return _silence(FlopCountAnalysis.from_trace(trace, table=table))
     revision = find_revision(name)
     if revision is not None:
         if config is not None:
             raise ValueError(f"--config is for transformers models, and {name!r} is none")
         trace = record_revision(revision, inputs, arguments)
-        return _quieten(FlopCountAnalysis.from_trace(trace, table=table))
+        return _silence(FlopCountAnalysis.from_trace(trace, table=table))
     if apart:
-        return _quieten(FlopCountAnalysis.from_trace(record_apart(name, name, inputs, arguments), table=table))
+        return _silence(FlopCountAnalysis.from_trace(record_in_subprocess(name, name, inputs, arguments), table=table))
     if os.path.isfile(name):
         raise ValueError(f"{name!r} is a file: a saved trace ends in .json, a program of torch.export in .pt2")
     subject = load_model(name, inputs, config=config, device=arguments.device)
@@ -67,9 +67,9 @@ def analyse(
         execution=arguments.execution,
         assume=assume,
     )
-    run_on(subject, _quieten(analysis).trace)
+    with_input_hint(subject, _silence(analysis).trace)
     return analysis
 
 
-def _quieten(analysis: FlopCountAnalysis) -> FlopCountAnalysis:
+def _silence(analysis: FlopCountAnalysis) -> FlopCountAnalysis:
     return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)

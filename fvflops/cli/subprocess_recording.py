@@ -19,7 +19,7 @@ from fvflops.trace import Trace
 _TOLD = 2000  # characters at the end of what a failed process said
 
 
-def record_apart(
+def record_in_subprocess(
     text: str,
     model: str,
     inputs: Sequence[str],
@@ -62,22 +62,22 @@ def record_apart(
 
 
 def main() -> None:
-    """Record what the standard input describes, in the process that `record_apart` started."""
+    """Record what the standard input describes, in the process that `record_in_subprocess` started."""
     wanted = json.load(sys.stdin)
     sys.path[1:] = [entry for entry in dict.fromkeys(wanted["path"]) if entry != sys.path[0]]
-    from fvflops.cli import say_error
+    from fvflops.cli import format_error
 
     try:
         _record(wanted)
     except (Exception, SystemExit) as error:
-        print(say_error(error), file=sys.stderr)
+        print(format_error(error), file=sys.stderr)
         sys.exit(1)
 
 
 def _record(wanted: dict[str, Any]) -> None:
-    from fvflops.cli.sources import analyse
+    from fvflops.cli.sources import open_analysis
     from fvflops.formulas import load_table
 
     arguments = argparse.Namespace(config=None, **wanted)
-    analysis = analyse(wanted["model"], arguments, load_table(wanted["table"]))
+    analysis = open_analysis(wanted["model"], arguments, load_table(wanted["table"]))
     paths.write_text(wanted["result"], analysis.trace().to_json())

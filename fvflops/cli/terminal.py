@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 _WIDTH = 80  # of a terminal that does not say
 
 
-class Screen(NamedTuple):
+class TerminalInfo(NamedTuple):
     """What shows a report; `width` is in cells, None for no limit."""
 
     width: int | None
@@ -17,24 +17,24 @@ class Screen(NamedTuple):
     encoding: str
 
 
-def find_screen(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Screen | None:
+def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> TerminalInfo | None:
     """Return the screen that a stream writes to, None where it is a file or a pipe.
 
     NO_COLOR wins over FORCE_COLOR and CLICOLOR_FORCE, which make a pipe a screen without a limit, and these over
     TERM=dumb; COLUMNS wins over what the terminal says of its width.
 
     >>> import io
-    >>> find_screen(io.StringIO(), {}) is None
+    >>> find_terminal(io.StringIO(), {}) is None
     True
-    >>> find_screen(io.StringIO(), {"FORCE_COLOR": "1", "COLUMNS": "60"})
-    Screen(width=60, colour=True, encoding='utf-8')
+    >>> find_terminal(io.StringIO(), {"FORCE_COLOR": "1", "COLUMNS": "60"})
+    TerminalInfo(width=60, colour=True, encoding='utf-8')
     """
     forced = any(environment.get(name, "") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
     forced = forced and not environment.get("NO_COLOR")
     if not (stream.isatty() or forced):
         return None
     refused = environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or environment.get("FORCE_COLOR") == "0"
-    return Screen(_measure(stream, environment), forced or not refused, stream.encoding or "utf-8")
+    return TerminalInfo(_measure(stream, environment), forced or not refused, stream.encoding or "utf-8")
 
 
 def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:

@@ -1,18 +1,18 @@
 """Counting: a Trace and a table in, Counts out."""
 
-from fvflops.counting.cost_models import FreePricer, TablePricer
-from fvflops.counting.count import Amount, Pricer, RegionAmounts, count
-from fvflops.counting.handles import Handle, HandlePricer
+from fvflops.counting.cost_models import NullCostModel, TableCostModel
+from fvflops.counting.count import Amount, CostModel, RegionAmounts, count
+from fvflops.counting.handles import Handle, HandleCostModel
 from fvflops.counting.timeline import build_timeline
 
 __all__ = [
     "Amount",
-    "FreePricer",
+    "CostModel",
     "Handle",
-    "HandlePricer",
-    "Pricer",
+    "HandleCostModel",
+    "NullCostModel",
     "RegionAmounts",
-    "TablePricer",
+    "TableCostModel",
     "build_timeline",
     "count",
 ]

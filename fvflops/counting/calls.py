@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fvflops.counting.count import Pricer
+from fvflops.counting.count import CostModel
 from fvflops.counting.timeline import build_timeline
-from fvflops.counting.traffic.byte_costs import sort_by_storages
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.trace import Event, Trace
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.trace.signature import packet_of
-from fvflops.trace.timeline import Item, Span
+from fvflops.trace.timeline import Callee, Span
 
 # Where a storage was before the run, and has a name.
 _NAMED = ("parameter", "buffer")
 
 
-def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = None) -> tuple[OpCall, ...]:
+def list_op_calls(trace: Trace, pricer: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
     """Return the op calls of a Trace in the order in which they began; one that keeps no order raises TraceError.
 
     FLOPs and multiply-adds are by `pricer`, activations by the other. A call of a module or a function that the pricer
@@ -27,8 +27,8 @@ def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = Non
     >>> import torch
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TablePricer
-    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> from fvflops.counting import TableCostModel
+    >>> pricer = TableCostModel(load_table("default"), "flops")
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
     >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=pricer.stops_at), pricer)
     >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
@@ -39,7 +39,7 @@ def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = Non
     flow = _Flow(trace)
     seen: Counter[str] = Counter()
     calls: list[OpCall] = []
-    for told in _tell(trace, pricer, activations):
+    for told in _annotate(trace, pricer, activations):
         span, item, event = told.span, told.item, told.event
         if event is None and (not item.status or told.covered):
             continue
@@ -76,7 +76,7 @@ def list_op_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = Non
     return tuple(calls)
 
 
-def list_module_calls(trace: Trace, pricer: Pricer, activations: Pricer | None = None) -> tuple[ModuleCall, ...]:
+def list_module_calls(trace: Trace, pricer: CostModel, activations: CostModel | None = None) -> tuple[ModuleCall, ...]:
     """Return the calls of modules in the order in which they began; a Trace that keeps no order raises TraceError.
 
     A call has all that ran in it; neither a backward pass nor an optimizer calls a module. FLOPs and multiply-adds are
@@ -87,7 +87,7 @@ def list_module_calls(trace: Trace, pricer: Pricer, activations: Pricer | None =
     # Of each thread of each rank the numbers of the calls that are open, with their depths.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
-    for told in _tell(trace, pricer, activations):
+    for told in _annotate(trace, pricer, activations):
         span, item = told.span, told.item
         around = opened.setdefault(span.track, [])
         while around and around[-1][1] >= span.depth:
@@ -117,11 +117,11 @@ def list_module_calls(trace: Trace, pricer: Pricer, activations: Pricer | None =
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
 
 
-def add_up_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
+def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     """Return what op calls come to by the line of source that makes them, most FLOPs first.
 
     >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
-    >>> [(line.line, line.calls, line.flops) for line in add_up_lines([call._replace(line="net.py:7"), call])]
+    >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
     [('net.py:7', 1, 24), ('', 1, 24)]
     """
     by_line: dict[str, list[OpCall]] = {}
@@ -142,31 +142,31 @@ def add_up_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     return tuple(sorted(lines, key=lambda line: -line.flops))
 
 
-class _Told(NamedTuple):
+class _Annotated(NamedTuple):
     """A span with its item, an op's event, and its activations by itself and with what ran in it, None for no table."""
 
     span: Span
-    item: Item
+    item: Callee
     event: Event | None
     covered: bool
     activations: int | None
     activations_inside: int | None
 
 
-def _tell(trace: Trace, pricer: Pricer, activations: Pricer | None) -> Iterator[_Told]:
-    moved, bytes_pricer = sort_by_storages(trace, keep_events=True)
+def _annotate(trace: Trace, pricer: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
+    moved, bytes_pricer = split_by_aliasing(trace, keep_events=True)
     timeline = build_timeline(moved, pricer, bytes_pricer=bytes_pricer)
     other = None if activations is None else build_timeline(moved, activations)
     ops = iter([event for event in trace.events or () if event.kind == "op"])
     for place, span in enumerate(timeline.ordered()):
-        item = timeline.items[span.item]
+        item = timeline.callees[span.callee]
         counted = None if other is None else other.ordered()[place]
-        yield _Told(
+        yield _Annotated(
             span,
             item,
             next(ops) if item.kind == "op" else None,
             (span.stack, span.phase) in timeline.covered,
-            None if other is None or counted is None else other.items[counted.item].flops,
+            None if other is None or counted is None else other.callees[counted.callee].flops,
             None if counted is None else counted.flops,
         )
 
@@ -193,7 +193,7 @@ class _Flow:
         return tuple(dict.fromkeys(named)), tuple(after)
 
 
-def _name_call(trace: Trace, item: Item) -> tuple[str, str, str]:
+def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
     """Return the op, the target and the name of the calls of an item."""
     if item.kind == "module":
         place = trace.modules.places[item.name]

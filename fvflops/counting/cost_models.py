@@ -10,7 +10,7 @@ from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status
 _AMOUNTS = 1 << 14
 
 
-class TablePricer:
+class TableCostModel:
     """Prices calls by a table, `metric` being "flops" or "activations".
 
     Activations of an op that the table counts in flops only are OMITTED: the convention leaves them out.
@@ -29,11 +29,11 @@ class TablePricer:
         return self._table.stops_at
 
     @property
-    def prices_modules(self) -> bool:
+    def counts_modules(self) -> bool:
         """Whether the table has a row for a module class."""
         return bool(self._table.modules)
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what one call of an op comes to."""
         # By identity: a shape run hands the same signature out again, and hashing one takes as long as all the rest.
         kept, amounts = self._amounts.get(id(signature), (None, ()))
@@ -45,7 +45,7 @@ class TablePricer:
                 self._amounts[id(signature)] = signature, amounts
         return amounts
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
         """Return what one call of a region comes to, or None where the table has no row for it."""
@@ -67,7 +67,7 @@ class TablePricer:
         return Amount(price.label, status)
 
 
-class FreePricer:
+class NullCostModel:
     """Knows only which ops of a table are free; every other op is UNKNOWN, as for an analysis without formulas."""
 
     def __init__(self, table: FormulaTable) -> None:
@@ -79,17 +79,17 @@ class FreePricer:
         return self._table.stops_at
 
     @property
-    def prices_modules(self) -> bool:
+    def counts_modules(self) -> bool:
         """False: a module is looked into."""
         return False
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
         """Return an amount of zero, free or unknown."""
         row = self._table.row(signature.op)
         free = row is not None and row.kind == "free"
         return (Amount(signature.packet.partition("::")[2], Status.FREE if free else Status.UNKNOWN),)
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
         """Return an unknown amount for an autograd.Function where the table does not look into one, else None."""

@@ -36,14 +36,14 @@ class RegionAmounts(NamedTuple):
     """What one call of a region comes to; `covers` says that what ran inside it is not counted beside it."""
 
     amounts: tuple[Amount, ...]
-    covers: bool = True
+    exclusive: bool = True
 
 
 # What one call comes to, the op's name, the elements that it puts out, and its dtype.
 _Priced = tuple[tuple[Amount, ...], str, int, str]
 
 
-class Pricer(Protocol):
+class CostModel(Protocol):
     """Whatever can say what a call comes to: a table, or a table with handles before it."""
 
     @property
@@ -51,25 +51,25 @@ class Pricer(Protocol):
         """The composite ops that it has something to say about."""
 
     @property
-    def prices_modules(self) -> bool:
+    def counts_modules(self) -> bool:
         """Whether it has something to say about any module."""
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what one call of an op comes to; an op of several labels gives several amounts."""
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
         """Return what one call of a region comes to, or None where nothing is said of it: look inside."""
 
 
-def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
+def count(trace: Trace, pricer: CostModel, metric: str) -> Counts:
     """Return the counts of one metric over a trace.
 
     A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
     wins. What the backward pass of such a region does is counted op by op.
     """
-    priced = price_regions(trace, pricer)
+    priced = region_costs(trace, pricer)
     covered = find_covered(trace, priced)
     scopes = trace.scopes()
     groups = _groups(trace)
@@ -82,7 +82,7 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
         if price is None:
             op = trace.signatures[index]
             price = prices[index] = (
-                pricer.price_op(op),
+                pricer.op_cost(op),
                 op.packet,
                 _elements(op.outputs),
                 find_dtype(op.op, op.names, op.inputs, op.outputs),
@@ -101,13 +101,13 @@ def count(trace: Trace, pricer: Pricer, metric: str) -> Counts:
     return Counts(metric, trace.modules, tuple(entries))
 
 
-def price_regions(trace: Trace, pricer: Pricer) -> dict[int, RegionAmounts]:
+def region_costs(trace: Trace, pricer: CostModel) -> dict[int, RegionAmounts]:
     """Return what one call of each region comes to, by its signature's index; one that is not priced is left out."""
-    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _looks_at_regions(trace, pricer) else ()
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, pricer) else ()
     return {
         index: amounts
         for index in called
-        if (amounts := _price_region(trace, pricer, trace.region_signatures[index])) is not None
+        if (amounts := _region_cost(trace, pricer, trace.region_signatures[index])) is not None
     }
 
 
@@ -115,7 +115,7 @@ def find_covered(trace: Trace, priced: Mapping[int, RegionAmounts]) -> set[tuple
     """Return the stacks inside priced regions that cover what runs in them, with the phases in which these were run."""
     covering: dict[str, set[int]] = {}
     for index, _, phase in trace.region_calls:
-        if index in priced and priced[index].covers:
+        if index in priced and priced[index].exclusive:
             covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
     return {
         (number, phase)
@@ -133,14 +133,14 @@ def _groups(trace: Trace) -> dict[int, str]:
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
 
 
-def _looks_at_regions(trace: Trace, pricer: Pricer) -> bool:
-    return pricer.prices_modules or any(region.kind == "function" for region in trace.regions)
+def _needs_regions(trace: Trace, pricer: CostModel) -> bool:
+    return pricer.counts_modules or any(region.kind == "function" for region in trace.regions)
 
 
-def _price_region(trace: Trace, pricer: Pricer, signature: RegionSignature) -> RegionAmounts | None:
+def _region_cost(trace: Trace, pricer: CostModel, signature: RegionSignature) -> RegionAmounts | None:
     region = trace.regions[signature.region]
     module = trace.modules.places[region.name] if region.kind == "module" else None
-    return pricer.price_region(region, module, signature)
+    return pricer.region_cost(region, module, signature)
 
 
 def name_region(trace: Trace, region: Region) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from fvflops.counting.count import Amount, Pricer, RegionAmounts
+from fvflops.counting.count import Amount, CostModel, RegionAmounts
 from fvflops.formulas import Call
 from fvflops.formulas.rows import default_label
 from fvflops.formulas.table import attributes_of, find_class
@@ -18,7 +18,7 @@ Handle = Callable[[Call], "int | Counter[str]"]
 _FUNCTION = "prim::PythonOp."
 
 
-class HandlePricer:
+class HandleCostModel:
     """Asks a handle where one is set for the op, and `inner` elsewhere; a handle that is None makes the op free.
 
     A name without an overload stands for all overloads; `aten::_convolution`, the name that traced graphs have, stands
@@ -26,7 +26,7 @@ class HandlePricer:
     """
 
     def __init__(
-        self, inner: Pricer, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
+        self, inner: CostModel, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
     ) -> None:
         self._inner = inner
         self._handles = dict(handles)
@@ -38,18 +38,18 @@ class HandlePricer:
         return self._inner.stops_at.including(self._handles)
 
     @property
-    def prices_modules(self) -> bool:
+    def counts_modules(self) -> bool:
         """Whether a handle or the inner pricer has something to say about a module."""
-        return bool(self._modules) or self._inner.prices_modules
+        return bool(self._modules) or self._inner.counts_modules
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
         """Return what the handle says of one call, or what the inner pricer says."""
         for name in (signature.op, signature.packet, _traced_name(signature.packet)):
             if name in self._handles:
-                return _price(self._handles[name], name, Call.of(signature))
-        return self._inner.price_op(signature)
+                return _cost(self._handles[name], name, Call.of(signature))
+        return self._inner.op_cost(signature)
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
         """Return what the handle says of one call of a module or a function, or what the inner pricer says."""
@@ -57,18 +57,18 @@ class HandlePricer:
             name = find_class(self._modules, module.classes)
             if name is not None:
                 call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
-                return RegionAmounts(_price(self._modules[name], name, call))
+                return RegionAmounts(_cost(self._modules[name], name, call))
         elif (name := _FUNCTION + region.name) in self._handles:
             call = Call.of_region(name, signature.inputs, signature.outputs)
-            return RegionAmounts(_price(self._handles[name], name, call))
-        return self._inner.price_region(region, module, signature)
+            return RegionAmounts(_cost(self._handles[name], name, call))
+        return self._inner.region_cost(region, module, signature)
 
 
 def _traced_name(packet: str) -> str:
     return "aten::_convolution" if packet == "aten::convolution" else packet
 
 
-def _price(handle: Handle | None, name: str, call: Call) -> tuple[Amount, ...]:
+def _cost(handle: Handle | None, name: str, call: Call) -> tuple[Amount, ...]:
     label = name.partition("::")[2] or default_label(name)
     if handle is None:
         return (Amount(label, Status.FREE),)

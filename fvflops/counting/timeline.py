@@ -9,15 +9,15 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.count import Amount, Pricer, RegionAmounts, find_covered, price_regions
+from fvflops.counting.count import Amount, CostModel, RegionAmounts, find_covered, region_costs
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
-from fvflops.trace.timeline import WEIGHTS, Frame, Item, Span, Timeline
+from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
 # Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
 _NAMED = 16
 
 
-def build_timeline(trace: Trace, pricer: Pricer, *, bytes_pricer: Pricer | None = None) -> Timeline:
+def build_timeline(trace: Trace, pricer: CostModel, *, bytes_pricer: CostModel | None = None) -> Timeline:
     """Return the timeline of a trace, its FLOPs and multiply-adds by a pricer.
 
     `bytes_pricer` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
@@ -27,15 +27,15 @@ def build_timeline(trace: Trace, pricer: Pricer, *, bytes_pricer: Pricer | None 
     >>> import torch
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TablePricer
-    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> from fvflops.counting import TableCostModel
+    >>> pricer = TableCostModel(load_table("default"), "flops")
     >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
     >>> timeline = build_timeline(trace, pricer)
-    >>> [(timeline.items[span.item].name, span.depth, span.flops) for span in timeline.spans]
+    >>> [(timeline.callees[span.callee].name, span.depth, span.flops) for span in timeline.spans]
     [('', 0, 24), ('aten::linear', 1, 24)]
     """
     frames = tuple(_frame(trace, region) for region in trace.regions)
-    priced = price_regions(trace, pricer)
+    priced = region_costs(trace, pricer)
     covered = frozenset(find_covered(trace, priced))
     items = _Items(trace, pricer, bytes_pricer, priced)
     calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
@@ -47,12 +47,12 @@ def build_timeline(trace: Trace, pricer: Pricer, *, bytes_pricer: Pricer | None 
     return Timeline(
         frames=frames,
         stacks=trace.stacks,
-        items=tuple(items.all),
+        callees=tuple(items.all),
         calls=calls,
         spans=spans,
         covered=covered,
         weights=tuple(name for name in WEIGHTS if name in known),
-        about={**trace.about, **_tell(items.all, calls, covered)},
+        about={**trace.about, **_describe_call(items.all, calls, covered)},
         complete=trace.complete,
     )
 
@@ -75,8 +75,8 @@ def _has_memory(trace: Trace) -> bool:
     return any(event.memory_after is not None for event in trace.events or ())
 
 
-def _tell(
-    items: list[Item], calls: Mapping[tuple[int, int, str], int], covered: frozenset[tuple[int, str]]
+def _describe_call(
+    items: list[Callee], calls: Mapping[tuple[int, int, str], int], covered: frozenset[tuple[int, str]]
 ) -> dict[str, str]:
     unknown: Counter[str] = Counter()
     for (item, stack, phase), count in calls.items():
@@ -89,9 +89,9 @@ class _Items:
     """The items of a trace's calls, numbered as they are first asked for."""
 
     def __init__(
-        self, trace: Trace, pricer: Pricer, bytes_pricer: Pricer | None, priced: Mapping[int, RegionAmounts]
+        self, trace: Trace, pricer: CostModel, bytes_pricer: CostModel | None, priced: Mapping[int, RegionAmounts]
     ) -> None:
-        self.all: list[Item] = []
+        self.all: list[Callee] = []
         self._trace = trace
         self._pricer = pricer
         self._bytes_pricer = bytes_pricer
@@ -103,9 +103,9 @@ class _Items:
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
-            amounts = self._pricer.price_op(signature)
-            nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.price_op(signature), "value")
-            item = Item(
+            amounts = self._pricer.op_cost(signature)
+            nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.op_cost(signature), "value")
+            item = Callee(
                 "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
             )
             number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(amounts)))
@@ -117,7 +117,7 @@ class _Items:
         if number is None:
             region, inputs, outputs = self._parts(index)
             kind, name = self._trace.regions[region]
-            item = Item(kind, name, region, *_describe("", (), inputs, outputs))
+            item = Callee(kind, name, region, *_describe("", (), inputs, outputs))
             if index in self._priced:
                 item = item._replace(**_price(self._priced[index].amounts))
             number = self._add(("exit", index), item)
@@ -127,14 +127,14 @@ class _Items:
         """Return the number of the item of a region of which no more is known."""
         number = self._numbers.get(("enter", region))
         if number is None:
-            number = self._add(("enter", region), Item(*self._trace.regions[region], frame=region))
+            number = self._add(("enter", region), Callee(*self._trace.regions[region], frame=region))
         return number
 
     def _parts(self, index: int) -> tuple[int, tuple[Value, ...], tuple[Value, ...]]:
         signature = self._trace.region_signatures[index]
         return signature.region, signature.inputs, signature.outputs
 
-    def _add(self, key: tuple[str, int], item: Item) -> int:
+    def _add(self, key: tuple[str, int], item: Callee) -> int:
         number = self._numbers[key] = len(self.all)
         self.all.append(item)
         return number

@@ -50,10 +50,10 @@ def read_times(trace: Trace) -> Times:
     """Return the times of a Trace that was recorded with measure={"time"}; another raises TraceError."""
     if trace.events is None or "time" not in trace.about.get("measured", ""):
         raise TraceError('this trace holds no times: record it with measure={"time"}')
-    return add_up_times(trace)
+    return sum_times(trace)
 
 
-def add_up_times(trace: Trace) -> Times:
+def sum_times(trace: Trace) -> Times:
     """Return the times of a Trace, and how often all was called; what was not measured took nothing."""
     scopes = trace.scopes()
     modules: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))

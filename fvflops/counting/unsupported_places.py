@@ -8,7 +8,7 @@ from fvflops.counting.count import name_region
 from fvflops.trace import Counts, Status, Trace
 
 
-def find_unknown_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
+def find_unsupported_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
     """Return op → place → calls, for the ops that are unknown; a place is such as "'encoder.scan' at net.py:42".
 
     The line is known of what no dispatch mode sees. The model itself is called by its class.

@@ -17,7 +17,7 @@ from fvflops.formulas.rows import KEYS, MODULE_KEYS, Row, default_label, read_fl
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.validation import check_module, check_op
 from fvflops.formulas.yaml_document import Node, TableError, read_document
-from fvflops.garbage_collector import uncollected
+from fvflops.garbage_collector import gc_paused
 from fvflops.trace.signature import packet_of
 
 _KEYS = (
@@ -70,7 +70,7 @@ def load_table(name: str) -> FormulaTable:
     if not name.strip():
         raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")
     path = _locate(name, None)
-    with uncollected():
+    with gc_paused():
         return _load_shipped(path) if path.startswith(paths.SCHEME) else _load(path, (), name)
 
 
@@ -145,23 +145,23 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
         if key not in _KEYS:
             near = get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"a table has {', '.join(_KEYS)}"
-            raise field.mistake(f"unknown key {shorten(key)!r}: {hint}")
+            raise field.error(f"unknown key {shorten(key)!r}: {hint}")
     return fields
 
 
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     name = node.text("extends")
     if not name.strip():
-        raise node.mistake(f"extends is empty: write one of {', '.join(shipped_tables())}, or a path")
+        raise node.error(f"extends is empty: write one of {', '.join(shipped_tables())}, or a path")
     if len(chain) >= MAX_EXTENDS:
-        raise node.mistake(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
+        raise node.error(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
     base = _locate(name, path)
     if not paths.exists(base):
         near = get_close_matches(name, shipped_tables(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(shipped_tables())}"
-        raise node.mistake(f"extends: there is no table {shorten(base, 300)!r}: {hint}")
+        raise node.error(f"extends: there is no table {shorten(base, 300)!r}: {hint}")
     if any(_same_file(base, other) for other in chain):
-        raise node.mistake(f"extends: a cycle: {' extends '.join((*chain, base))}")
+        raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
     return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
 
 
@@ -197,7 +197,7 @@ def _read_family(node: Node) -> Rows:
     """Return the rows of a family, one for each of its ops, each with the node to blame."""
     fields = dict(node.fields("a family"))
     if "ops" not in fields:
-        raise node.mistake("a family names no ops: write ops: [aten::exp, aten::exp2]")
+        raise node.error("a family names no ops: write ops: [aten::exp, aten::exp2]")
     rows: Rows = {}
     for item in fields.pop("ops").items("ops of a family"):
         name = item.name("an op of a family")
@@ -221,23 +221,23 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     constants = {}
     for name, node in fields["constants"].fields("constants").items() if "constants" in fields else ():
         if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS or name in ("out", "outputs"):
-            raise node.mistake(f"the constant {shorten(name)!r} cannot be used in an expression: take another name")
+            raise node.error(f"the constant {shorten(name)!r} cannot be used in an expression: take another name")
         text = node.text(f"the constant {name}")
         if not text.isdecimal() or not text.isascii() or len(text) > 9:
-            raise node.mistake(f"the constant {name} is {shorten(text)!r}: write a whole number")
+            raise node.error(f"the constant {name} is {shorten(text)!r}: write a whole number")
         constants[name] = int(text)
     return constants
 
 
 def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
     if name in rows:
-        raise node.mistake(f"{name} stands twice, first on line {rows[name][0].line}")
+        raise node.error(f"{name} stands twice, first on line {rows[name][0].line}")
 
 
 def _read_count(node: Node) -> int:
     text = node.text("multiply_add")
     if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
-        raise node.mistake(
+        raise node.error(
             f"multiply_add is {shorten(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
         )
     return int(text)
@@ -264,4 +264,4 @@ def _check_reach(rows: Mapping[str, Row], nearer: Rows) -> None:
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":
             at = f"{rows[packet].file}:{rows[packet].line}"
-            raise node.mistake(f"{name} is never reached: {at} looks inside {packet}, with all its overloads")
+            raise node.error(f"{name} is never reached: {at} looks inside {packet}, with all its overloads")

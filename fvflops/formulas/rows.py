@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fvflops import paths
-from fvflops.formulas import registry as shipped
+from fvflops.formulas import registry
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
 from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.quotation import shorten
-from fvflops.formulas.yaml_document import Node, mistake
+from fvflops.formulas.yaml_document import Node, make_error
 from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("free", "omitted", "decompose")
@@ -101,19 +101,19 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     label = default_label(name)
     if isinstance(node.value, str):
         if node.value not in SHORT_FORMS:
-            raise node.mistake(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{_near(node)}")
+            raise node.error(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{_near(node)}")
         return Row(name, node.value, node.file, node.line, label)
     fields = node.fields(name)
     for key, field in fields.items():
         if key not in keys:
-            raise field.mistake(f"{name}: unknown key {shorten(key)!r}{_near_key(key, keys)}")
+            raise field.error(f"{name}: unknown key {shorten(key)!r}{_near_key(key, keys)}")
     if "label" in fields:
         _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
-        raise node.mistake(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
+        raise node.error(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
-        raise fields["use"].mistake(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
+        raise fields["use"].error(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
     return Row(
         name,
         "counted",
@@ -135,11 +135,11 @@ def read_flag(node: Node, what: str) -> bool:
     """Return what a node says, true or false; anything else raises TableError."""
     text = node.text(what)
     if text not in _FLAGS:
-        raise node.mistake(f"{what} is {shorten(text)!r}: write true or false")
+        raise node.error(f"{what} is {shorten(text)!r}: write true or false")
     return _FLAGS[text]
 
 
-def price_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
+def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
     """Return what a call costs by a row, in a table in which a multiply-add is so many flops.
 
     A multiply-add of complex numbers is one of `macs`, as one of real numbers is. Where the table's constant
@@ -151,11 +151,11 @@ def price_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
     try:
         cost = _cost(row, call)
     except (ExpressionError, PatternError) as error:
-        raise mistake(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
+        raise make_error(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
     except Exception as error:  # a registered formula is foreign code: whatever it raises, say which row used it
         what = "the row" if row.use is None else f"the formula {row.use}"
         text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
-        raise mistake(row.file, row.line, text) from error
+        raise make_error(row.file, row.line, text) from error
     more = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
     flops = cost.flops + (more if more and _is_complex(call) else 0)
     return Price(row.status, row.label, cost.macs, flops, cost.activations)
@@ -185,7 +185,7 @@ def _cost(row: Row, call: Call) -> Cost:
         for text in (row.macs, row.flops, row.activations)
     )
     if row.use is not None:
-        cost = shipped.find_formula(row.use)(call)
+        cost = registry.find_formula(row.use)(call)
         if isinstance(cost, int) and not isinstance(cost, bool):
             cost = Cost(flops=cost)
         if not isinstance(cost, Cost):
@@ -197,7 +197,7 @@ def _cost(row: Row, call: Call) -> Cost:
 def _check_label(name: str, node: Node) -> None:
     label = node.name(f"label of {name}")
     if not label.strip() or not label.isprintable():
-        raise node.mistake(f"label of {name} is {node.form}: write a name on one line, or leave it out")
+        raise node.error(f"label of {name} is {node.form}: write a name on one line, or leave it out")
 
 
 def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:

@@ -50,12 +50,12 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
     return tuple(found)
 
 
-def nearest_op(op: str) -> str:
+def suggest_op(op: str) -> str:
     """Return the name of the op, or of the overload, that is nearest to one which does not exist.
 
-    >>> nearest_op("aten::lineer")
+    >>> suggest_op("aten::lineer")
     'aten::linear'
-    >>> nearest_op("aten::relu.default")
+    >>> suggest_op("aten::relu.default")
     'aten::relu'
     """
     siblings = [overload.name for overload in overloads_of(packet_of(op))]
@@ -66,10 +66,10 @@ def nearest_op(op: str) -> str:
     return _first(op, _every_op())
 
 
-def nearest_namespace(op: str) -> str:
+def suggest_namespace(op: str) -> str:
     """Return the namespace that an op's is a slip of the pen for; "" where it has ops, or resembles none that does.
 
-    >>> nearest_namespace("Aten::mm"), nearest_namespace("aten::mm"), nearest_namespace("mylib::scan")
+    >>> suggest_namespace("Aten::mm"), suggest_namespace("aten::mm"), suggest_namespace("mylib::scan")
     ('aten', '', '')
     """
     namespace = op.partition("::")[0]

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.rows import Price, Row, default_label, price_call
+from fvflops.formulas.rows import Price, Row, cost_of_call, default_label
 from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.torch_registry import count_registered
 from fvflops.formulas.yaml_document import TableError
@@ -96,11 +96,11 @@ class FormulaTable:
         """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
         row = self.row(signature.op)
         if row is None:
-            return self._price_without_row(signature)
+            return self._cost_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return Price(Status.FREE, row.label)
         try:
-            return self._price_parts(row, signature) or price_call(
+            return self._cost_of_parts(row, signature) or cost_of_call(
                 row, Call.of(signature, self.constants), self.multiply_add
             )
         except TableError:
@@ -109,7 +109,7 @@ class FormulaTable:
                 return Price(Status.UNKNOWN, row.label)
             raise
 
-    def _price_parts(self, row: Row, signature: Signature) -> Price | None:
+    def _cost_of_parts(self, row: Row, signature: Signature) -> Price | None:
         """Return what a call on nested tensors costs: as much as the calls on their parts, without padding.
 
         None, where no argument is nested, or they do not have the same number of parts, or the row fits none.
@@ -120,7 +120,7 @@ class FormulaTable:
             return None
         try:
             prices = [
-                price_call(row, Call.of(part, self.constants), self.multiply_add)
+                cost_of_call(row, Call.of(part, self.constants), self.multiply_add)
                 for part in (_part_of(signature, index) for index in range(number))
             ]
         except TableError:
@@ -134,7 +134,7 @@ class FormulaTable:
             sum(activations) if activations else None,
         )
 
-    def _price_without_row(self, signature: Signature) -> Price:
+    def _cost_without_row(self, signature: Signature) -> Price:
         label = default_label(signature.op)
         cost = count_registered(signature) if self.registered_formulas else None
         if cost is None:
@@ -155,7 +155,7 @@ class FormulaTable:
             return without_row if row is None else None
         try:
             call = Call.of_region(op, signature.inputs, signature.outputs, constants=self.constants)
-            return price_call(row, call, self.multiply_add)
+            return cost_of_call(row, call, self.multiply_add)
         except TableError:
             if row.is_shipped:
                 return without_row
@@ -165,7 +165,7 @@ class FormulaTable:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
         attributes = attributes_of(module)
         call = Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
-        return price_call(row, call, self.multiply_add)
+        return cost_of_call(row, call, self.multiply_add)
 
 
 def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from fvflops.formulas import registry as shipped
-from fvflops.formulas.functions.classes import may_exist, nearest_class
+from fvflops.formulas import registry
+from fvflops.formulas.functions.classes import may_exist, suggest_class
 from fvflops.formulas.language.example import Example, ExampleError
 from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.rows import Row
-from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, nearest_namespace, nearest_op, overloads_of
+from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, overloads_of, suggest_namespace, suggest_op
 from fvflops.formulas.yaml_document import Node, TableError
 from fvflops.trace.signature import packet_of
 
@@ -27,21 +27,21 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
-            raise node.mistake(f"{row.name}: a function that is not in the table is looked into anyway")
+            raise node.error(f"{row.name}: a function that is not in the table is looked into anyway")
         _check_texts(row, node, (), constants)
         return
     if not _OP.fullmatch(row.name):
-        near = nearest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
-        raise node.mistake(f"{row.name!r} is no op: write namespace::name; did you mean {near}?")
+        near = suggest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
+        raise node.error(f"{row.name!r} is no op: write namespace::name; did you mean {near}?")
     overloads = overloads_of(row.name)
     if not overloads and row.name.partition("::")[0] in KNOWN_NAMESPACES:
-        raise node.mistake(f"torch has no op {row.name}: did you mean {nearest_op(row.name)}?")
-    namespace = "" if overloads else nearest_namespace(row.name)
+        raise node.error(f"torch has no op {row.name}: did you mean {suggest_op(row.name)}?")
+    namespace = "" if overloads else suggest_namespace(row.name)
     if namespace:
         near = f"{namespace}::{row.name.partition('::')[2]}"
-        near = nearest_op(near) if namespace in KNOWN_NAMESPACES else near
+        near = suggest_op(near) if namespace in KNOWN_NAMESPACES else near
         hint = f"did you mean {near}? If a library brings it, import that first"
-        raise node.mistake(f"torch has no op {row.name}, and no other of its namespace: {hint}")
+        raise node.error(f"torch has no op {row.name}, and no other of its namespace: {hint}")
     if row.kind == "decompose":
         _check_decompose(row, node, overloads)
     if row.kind == "counted" and not row.name.endswith("_") and "." not in row.name:
@@ -52,20 +52,20 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """Raise TableError where a row of a module class cannot be computed."""
     if row.kind == "decompose":
-        raise node.mistake(f"{row.name}: a module that is not in the table is looked into anyway")
+        raise node.error(f"{row.name}: a module that is not in the table is looked into anyway")
     if not all(part.isidentifier() for part in row.name.split(".")):
-        raise node.mistake(f"{row.name!r} is no class: write its dotted name, as in torch.nn.LSTM")
+        raise node.error(f"{row.name!r} is no class: write its dotted name, as in torch.nn.LSTM")
     if not may_exist(row.name):
-        hint = f"did you mean {nearest_class(row.name)}? If it is one of yours, define it first"
-        raise node.mistake(f"no module class is called {row.name}: {hint}")
+        hint = f"did you mean {suggest_class(row.name)}? If it is one of yours, define it first"
+        raise node.error(f"no module class is called {row.name}: {hint}")
     _check_texts(row, node, (), constants)
 
 
 def _check_decompose(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
     if "." in row.name:
-        raise node.mistake(f"{row.name}: decompose is said of an op with all its overloads, {packet_of(row.name)}")
+        raise node.error(f"{row.name}: decompose is said of an op with all its overloads, {packet_of(row.name)}")
     if overloads and not any(overload.composite for overload in overloads):
-        raise node.mistake(f"{row.name} is no composite op, torch cannot look inside it: {overloads[0].schema}")
+        raise node.error(f"{row.name} is no composite op, torch cannot look inside it: {overloads[0].schema}")
 
 
 def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constants: Mapping[str, int]) -> None:
@@ -81,37 +81,35 @@ def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constant
             _check_expression(row, key, text, fields[key], bound.union(constants), overloads)
     if row.use is not None:
         try:
-            shipped.find_formula(row.use)
+            registry.find_formula(row.use)
         except KeyError as error:
-            raise fields["use"].mistake(f"{row.name}: {error.args[0]}") from None
+            raise fields["use"].error(f"{row.name}: {error.args[0]}") from None
     if row.example:
         try:
             Example.parse(row.example)
         except ExampleError as error:
-            raise fields["example"].mistake(f"{row.name}: {error}") from None
+            raise fields["example"].error(f"{row.name}: {error}") from None
 
 
 def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> frozenset[str]:
     try:
         pattern = Pattern.parse(row.shapes or "")
     except PatternError as error:
-        raise node.mistake(f"{row.name}: {error}") from None
+        raise node.error(f"{row.name}: {error}") from None
     for name in sorted(pattern.names & {"out", "outputs"}):
-        raise node.mistake(
-            f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name"
-        )
+        raise node.error(f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name")
     if not overloads:
         return pattern.names
     # An overload that writes to `out` has that tensor among its arguments, after those that a pattern is about.
     room = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
     if pattern.arguments is None and room and len(pattern.items) > max(room):
-        raise node.mistake(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")
+        raise node.error(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")
     arguments = _arguments(overloads)
     for name in pattern.arguments or ():
         if name not in arguments:
-            raise node.mistake(f"{row.name} has no argument {name}{_near(name, arguments)}; {overloads[0].schema}")
+            raise node.error(f"{row.name} has no argument {name}{_near(name, arguments)}; {overloads[0].schema}")
     for name in sorted(pattern.names & arguments.keys()):
-        raise node.mistake(f"{row.name}: {pattern.text!r} binds {name}, which is an argument of {overloads[0].schema}")
+        raise node.error(f"{row.name}: {pattern.text!r} binds {name}, which is an argument of {overloads[0].schema}")
     return pattern.names
 
 
@@ -134,7 +132,7 @@ def _check_expression(
 
 def _blame(row: Row, node: Node, key: str, text: str, overloads: tuple[Overload, ...]) -> TableError:
     schema = f"; the schema is {overloads[0].schema}" if overloads else ""
-    return node.mistake(f"{key} of {row.name}: {text}{schema}")
+    return node.error(f"{key} of {row.name}: {text}{schema}")
 
 
 def _arguments(overloads: tuple[Overload, ...]) -> dict[str, None]:

@@ -26,10 +26,10 @@ class TableError(ValueError):
     """A mistake in a formula table; the message starts with `FILE:LINE: `."""
 
 
-def mistake(file: str, line: int, text: str) -> TableError:
+def make_error(file: str, line: int, text: str) -> TableError:
     """Return the error of a mistake at a line of a file.
 
-    >>> mistake("mine.yaml", 3, "unknown key 'mac': did you mean 'macs'?")
+    >>> make_error("mine.yaml", 3, "unknown key 'mac': did you mean 'macs'?")
     TableError("mine.yaml:3: unknown key 'mac': did you mean 'macs'?")
     """
     return TableError(f"{file}:{line}: {text}")
@@ -46,29 +46,29 @@ class Node:
     def text(self, what: str) -> str:
         """Return a text without control characters; a value of another form raises TableError, as in the next three."""
         if not isinstance(self.value, str):
-            raise self.mistake(f"{what} is {self.form}, not a text")
+            raise self.error(f"{what} is {self.form}, not a text")
         control = _CONTROL.search(self.value)
         if control:
-            raise self.mistake(f"{what} is {self.form}, with the control character {control[0]!r}")
+            raise self.error(f"{what} is {self.form}, with the control character {control[0]!r}")
         return self.value
 
     def name(self, what: str) -> str:
         """Return the value where it is a text of at most 200 characters, as the name of an op or a key is."""
         text = self.text(what)
         if len(text) > MAX_NAME:
-            raise self.mistake(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {shorten(text)!r}")
+            raise self.error(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {shorten(text)!r}")
         return text
 
     def items(self, what: str, such_as: str = "[aten::view, aten::t]") -> list[Node]:
         """Return the value where it is a list; `such_as` is one that could stand there."""
         if not isinstance(self.value, list):
-            raise self.mistake(f"{what} is {self.form}, not a list such as {such_as}")
+            raise self.error(f"{what} is {self.form}, not a list such as {such_as}")
         return self.value
 
     def fields(self, what: str) -> dict[str, Node]:
         """Return the value where it is a mapping."""
         if not isinstance(self.value, dict):
-            raise self.mistake(f"{what} is {self.form}, not a mapping of keys to values")
+            raise self.error(f"{what} is {self.form}, not a mapping of keys to values")
         return self.value
 
     @property
@@ -78,9 +78,9 @@ class Node:
             return f"the text {shorten(self.value)!r}" if self.value else "empty"
         return "a list" if isinstance(self.value, list) else "a mapping"
 
-    def mistake(self, text: str) -> TableError:
+    def error(self, text: str) -> TableError:
         """Return the error of a mistake on this line."""
-        return mistake(self.file, self.line, text)
+        return make_error(self.file, self.line, text)
 
 
 def read_document(path: str, file: str = "") -> Node:
@@ -93,13 +93,13 @@ def read_document(path: str, file: str = "") -> Node:
     try:
         text = paths.read_text(path, MAX_CHARACTERS)
     except UnicodeDecodeError as error:
-        raise mistake(file, 1, f"this is not UTF-8 text: {error.reason}") from None
+        raise make_error(file, 1, f"this is not UTF-8 text: {error.reason}") from None
     except OSError as error:
-        raise mistake(file, 1, f"cannot be read: {error.strerror or error}") from error
+        raise make_error(file, 1, f"cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise mistake(file, 1, f"cannot be read: {error}") from error
+        raise make_error(file, 1, f"cannot be read: {error}") from error
     if text is None:
-        raise mistake(file, 1, f"a table has at most {MAX_CHARACTERS:,} characters, and this file has more")
+        raise make_error(file, 1, f"a table has at most {MAX_CHARACTERS:,} characters, and this file has more")
     return parse_document(text, file)
 
 
@@ -118,11 +118,11 @@ def parse_document(text: str, file: str) -> Node:
         ]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise mistake(file, line, f"this is not YAML: {error.problem or error.context}") from None
+        raise make_error(file, line, f"this is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise mistake(file, 1, f"this is not YAML: {' '.join(str(error).split())}") from None
+        raise make_error(file, 1, f"this is not YAML: {' '.join(str(error).split())}") from None
     if len(documents) != 1:
-        raise mistake(file, 1, f"a table is one YAML document, and this file has {len(documents)}")
+        raise make_error(file, 1, f"a table is one YAML document, and this file has {len(documents)}")
     return documents[0]
 
 
@@ -130,18 +130,18 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
     here = event.start_mark.line + 1
     if event.anchor is not None:  # an alias has one too
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
-        raise mistake(
+        raise make_error(
             file, here, f"{sign}{shorten(event.anchor)}: a table has no anchors and aliases; write the value out"
         )
     if event.tag is not None:
-        raise mistake(
+        raise make_error(
             file, here, f"the tag {shorten(event.tag)} is refused: a table is plain texts, lists and mappings"
         )
     line = line or here
     if isinstance(event, yaml.ScalarEvent):
         return Node(file, line, event.value)
     if depth > MAX_DEPTH:
-        raise mistake(file, here, f"more than {MAX_DEPTH} levels of nesting")
+        raise make_error(file, here, f"more than {MAX_DEPTH} levels of nesting")
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
@@ -152,6 +152,6 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
         key = _compose(event, events, file, None, depth + 1)
         name = key.name("a key")
         if name in fields:
-            raise key.mistake(f"{name!r} stands twice, first on line {fields[name].line}")
+            raise key.error(f"{name!r} stands twice, first on line {fields[name].line}")
         fields[name] = _compose(next(events), events, file, key.line, depth + 1)
     return Node(file, line, fields)

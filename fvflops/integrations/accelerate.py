@@ -9,7 +9,7 @@ from torch import nn
 from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.schedules import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, saving
+from fvflops.integrations.saving import Folder, save_when_ready
 
 
 class FlopsRecording(record):
@@ -52,7 +52,7 @@ class FlopsRecording(record):
             _unwrap(accelerator, model),
             table=table,
             schedule=schedule,
-            on_trace_ready=saving(path, accelerator.process_index, on_trace_ready),
+            on_trace_ready=save_when_ready(path, accelerator.process_index, on_trace_ready),
         )
         self._accelerator = accelerator
 

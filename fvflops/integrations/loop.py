@@ -10,8 +10,8 @@ from fvflops.analysis import schedules
 from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.schedules import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, saving
-from fvflops.reports.names import show_short
+from fvflops.integrations.saving import Folder, save_when_ready
+from fvflops.reports.names import printable_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
 
@@ -65,7 +65,7 @@ class RecordedLoop:
             model,
             table=self._table,
             schedule=self._schedule,
-            on_trace_ready=saving(self._path, rank, self._on_trace_ready),
+            on_trace_ready=save_when_ready(self._path, rank, self._on_trace_ready),
         )
         self._counted = 0, None
         self._recording.pause()
@@ -103,7 +103,8 @@ class RecordedLoop:
             if per_step.unknown and not self._warned:
                 self._warned = True
                 named = [
-                    f"{show_short(op)} ({format_quantity(calls, 'call')})" for op, calls in per_step.unknown.items()
+                    f"{printable_short(op)} ({format_quantity(calls, 'call')})"
+                    for op, calls in per_step.unknown.items()
                 ]
                 _LOGGER.warning("%s lacks what the table does not know: %s", LOGGED, ", ".join(named))
         return self._counted[1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fvflops.features.budget.model import Budget, Verdict
+    from fvflops.features.budget.model import Budget, BudgetReport
 
 _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
@@ -80,7 +80,7 @@ class FlopsBudget:
         if marker is not None and marker.args:
             raise pytest.UsageError(f"flops_budget takes keywords such as flops='4.1G', not {marker.args!r}")
 
-    def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **said: Any) -> Verdict:
+    def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **said: Any) -> BudgetReport:
         """Count a model, or take an analysis, and fail the test if it costs more than it may; return the verdict.
 
         `said` are limits and options as the marker has them, and win over those; a mistake in them raises ValueError.
@@ -88,7 +88,7 @@ class FlopsBudget:
         __tracebackhide__ = True
         from fvflops.analysis import FlopCountAnalysis
         from fvflops.features.budget import report
-        from fvflops.features.budget.budget import judge, rewrite_budget
+        from fvflops.features.budget.budget import check_budget, rewrite_budget
 
         self._node.stash[_USED] = True
         options = {**self._marked, **said}
@@ -106,7 +106,7 @@ class FlopsBudget:
             rewrite_budget(file, analysis, budget, name=name, table=options.get("table"))
             budget = self._read_budget(name, file, False)
         assert budget is not None  # only an update finds none
-        verdict = judge(analysis, budget, table=table)
+        verdict = check_budget(analysis, budget, table=table)
         if not verdict.kept:
             pytest.fail(report.render(verdict), pytrace=False)
         return verdict

@@ -23,7 +23,7 @@ def save_trace(recording: record, folder: Folder, rank: int) -> str:
     return path
 
 
-def saving(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
+def save_when_ready(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
     """Return what saves a recording, where there is a folder, before `on_trace_ready` is called with it."""
 
     def hand_over(recording: record) -> Any:

@@ -78,8 +78,8 @@ class Picture(Protocol):
 
 
 PICTURES: Mapping[str, Picture] = {
-    "svg": _later("fvflops.reports.pictures.icicle", "draw"),
-    "png": _later("fvflops.reports.pictures.icicle", "draw"),
+    "svg": _later("fvflops.reports.pictures.icicle", "draw_icicle"),
+    "png": _later("fvflops.reports.pictures.icicle", "draw_icicle"),
 }
 
 

@@ -6,9 +6,9 @@ import csv
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from fvflops.reports.names import neutralise_formula, show
+from fvflops.reports.names import neutralise_formula, printable
 from fvflops.trace import Summary
-from fvflops.views.frame_rows import Cell, Rows, list_rows
+from fvflops.views.frame_rows import Cell, Table, list_rows
 
 
 def render(
@@ -26,10 +26,10 @@ def render(
     return write_rows(list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
 
 
-def write_rows(rows: Rows) -> str:
+def write_rows(rows: Table) -> str:
     """Return rows below their headings as CSV text, written as `render` does; what is not known is an empty cell.
 
-    >>> write_rows(Rows(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]]))
+    >>> write_rows(Table(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]]))
     'op,flops\\naten::mm,24\\nmylib::scan,\\n'
     """
     lines: list[str] = []
@@ -37,12 +37,12 @@ def write_rows(rows: Rows) -> str:
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     lists: list[Sequence[Cell]] = [rows.headings, *rows.rows]
     for row in lists:
-        writer.writerow(_say(cell) for cell in row)
+        writer.writerow(_to_text(cell) for cell in row)
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
-def _say(cell: Cell) -> str | int | None:
+def _to_text(cell: Cell) -> str | int | None:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     # The text may be read on a terminal too, and line by line; the exact names are in the JSON report.
-    return neutralise_formula(show(cell)) if isinstance(cell, str) else cell
+    return neutralise_formula(printable(cell)) if isinstance(cell, str) else cell

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fvflops.reports.names import escape_markdown
-from fvflops.reports.terminal import op_coverage as ledger
-from fvflops.reports.terminal.collapse import explain
+from fvflops.reports.terminal import op_coverage
+from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleInfo, Summary
 from fvflops.units import format_percent, format_size
-from fvflops.views.ranking import tell_more
+from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -29,7 +29,7 @@ _ROOT = "**model**"  # bold, as a module may be named model
 def render(
     summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> str:
-    """Return the summary as Markdown, by module, by operator or by both, ending with the ledger.
+    """Return the summary as Markdown, by module, by operator or by both, ending with the op_coverage.
 
     Modules without any count are left out, as in the table. `depth` is how many modules below the root are shown, all
     if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are first, `top` of
@@ -39,16 +39,16 @@ def render(
     if by == "module":
         cells = _prepare(summary)
         modules = [place for place in rank_modules(summary, depth=depth, sort=sort, top=top) if place.name in cells]
-        table, more = _write_modules(summary, modules[:top], cells), tell_more(modules, top, "module")
-        more += explain(summary, (place.name for place in modules[:top]))
+        table, more = _write_modules(summary, modules[:top], cells), truncation_note(modules, top, "module")
+        more += collapse_note(summary, (place.name for place in modules[:top]))
     elif by == "operator":
         ranked = rank_operators(summary, sort=sort, top=top)
-        table, more = _write_operators(summary, ranked[:top], False), tell_more(ranked, top, "operator")
+        table, more = _write_operators(summary, ranked[:top], False), truncation_note(ranked, top, "operator")
     else:
         ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)
-        table, more = _write_operators(summary, ranked[:top], True), tell_more(ranked, top, "row")
-        more += explain(summary, (row.module for row in ranked[:top]))
-    sentences = ledger.write_sentences(summary, escape=escape_markdown)
+        table, more = _write_operators(summary, ranked[:top], True), truncation_note(ranked, top, "row")
+        more += collapse_note(summary, (row.module for row in ranked[:top]))
+    sentences = op_coverage.op_coverage_notes(summary, escape=escape_markdown)
     notes = [f"- {sentence}" for sentence in [*more, *sentences]]
     return "\n".join([*table, "", *notes] if notes else table)
 

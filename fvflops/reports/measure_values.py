@@ -9,10 +9,10 @@ from fvflops.units import format_seconds, format_short
 from fvflops.views.breakdown import Cell, Measure
 
 
-def add_up(values: Mapping[Cell, int]) -> Counter[str]:
+def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
     """Return what each module comes to, with all inside it; "" is the model.
 
-    >>> add_up({Cell("a.b"): 2, Cell("a"): 3})["a"]
+    >>> sum_measures({Cell("a.b"): 2, Cell("a"): 3})["a"]
     5
     """
     sums: Counter[str] = Counter()
@@ -23,10 +23,10 @@ def add_up(values: Mapping[Cell, int]) -> Counter[str]:
     return sums
 
 
-def say_value(measure: Measure, value: int) -> str:
+def format_value(measure: Measure, value: int) -> str:
     """Return a value with its unit, rounded to three digits.
 
-    >>> say_value(Measure("Bytes", {}, unit="B"), 1024)
+    >>> format_value(Measure("Bytes", {}, unit="B"), 1024)
     '1.02KB'
     """
     if measure.unit == "ns":

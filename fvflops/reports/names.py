@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from fvflops.text import show, show_short
+from fvflops.text import printable, printable_short
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
@@ -45,7 +45,7 @@ def escape_markdown(name: str) -> str:
     >>> print(f"**{escape_markdown(' ')}**")
     **&#32;**
     """
-    text = _OUTER_UNDERSCORES.sub(lambda found: found.group().replace("_", "\0"), show(name))
+    text = _OUTER_UNDERSCORES.sub(lambda found: found.group().replace("_", "\0"), printable(name))
     text = _MARKDOWN_MARK.sub(lambda found: _MARKDOWN[found.group()], text).replace("\0", "\\_")
     return _OUTER_BLANKS.sub(lambda found: "&#32;" * len(found.group()), text)
 
@@ -56,7 +56,7 @@ def escape_latex(name: str) -> str:
     >>> print(escape_latex("layer_1.a%b"), escape_latex("{x}~"))
     layer\_1.a\%b \{x\}\textasciitilde{}
     """
-    text = "".join(_LATEX.get(mark, mark) for mark in show(name))
+    text = "".join(_LATEX.get(mark, mark) for mark in printable(name))
     return _LOST_BLANKS.sub(lambda found: r"\mbox{ }" * len(found.group()), text)
 
 
@@ -72,4 +72,4 @@ def neutralise_formula(name: str) -> str:
     return name
 
 
-__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "show", "show_short"]
+__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "printable", "printable_short"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvflops.reports.measure_values import add_up, say_value
+from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.units import format_percent, format_quantity
 from fvflops.views.breakdown import Breakdown
@@ -22,7 +22,7 @@ def render(breakdown: Breakdown) -> str:
     >>> "&lt;Net&gt;" in render(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
     True
     """
-    totals = {key: add_up(measure.values) for key, measure in breakdown.measures.items()}
+    totals = {key: sum_measures(measure.values) for key, measure in breakdown.measures.items()}
     first = next(iter(totals.values()), Counter())
     modules = [place for place in breakdown.modules.modules() if _depth(place.name) <= _DEPTH]
     shown = sorted(modules, key=lambda place: -first[place.name])[:_ROWS]
@@ -32,7 +32,7 @@ def render(breakdown: Breakdown) -> str:
             place.name or "(the whole model)",
             place.class_name,
             format_percent(first[place.name], first[""]),
-            *(say_value(measure, totals[key][place.name]) for key, measure in breakdown.measures.items()),
+            *(format_value(measure, totals[key][place.name]) for key, measure in breakdown.measures.items()),
         ]
         for place in modules
         if place.name in kept

@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class Rows(Sequence[T], Generic[T]):
+class LazyRecords(Sequence[T], Generic[T]):
     """A sequence of records kept as plain tuples; each tuple holds the first fields of a record, the rest are defaults.
 
     >>> from fvflops.trace import Event
-    >>> events = Rows(Event, [("op", 3), ("free", 0)])
-    >>> events[0].item, len(events), events == Rows(Event, [("op", 3, 0), ("free", 0)])
+    >>> events = LazyRecords(Event, [("op", 3), ("free", 0)])
+    >>> events[0].item, len(events), events == LazyRecords(Event, [("op", 3, 0), ("free", 0)])
     (3, 2, True)
     """
 
@@ -38,11 +38,11 @@ class Rows(Sequence[T], Generic[T]):
 
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return Rows(self._make, self._rows[index])
+            return LazyRecords(self._make, self._rows[index])
         return self._make(*self._rows[index])
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Rows, tuple, list)):
+        if not isinstance(other, (LazyRecords, tuple, list)):
             return NotImplemented
         return len(self) == len(other) and all(mine == yours for mine, yours in zip(self, other, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fvflops.text import show
+from fvflops.text import printable
 
 _LONGEST = 80
 
@@ -40,7 +40,7 @@ def write_notebook_table(
 
 def _isolate(text: str) -> str:
     """Return text that reads as itself and does not turn what is around it, cut where it is very long."""
-    shown = show(text)
+    shown = printable(text)
     if len(shown) <= 2 * _LONGEST:
         return f"<bdi>{escape(shown)}</bdi>"
     return f'<bdi title="{escape(shown)}">{escape(shown[:_LONGEST])}…</bdi>'

@@ -11,14 +11,14 @@ _KIND = "process_group"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroupSpec:
     """A process group as one of its ranks sees it.
 
     `name` is torch's name for it, which differs from rank to rank; `axis` is the mesh's name for the dimension that it
     lies along, or "". Its ranks are `first`, `first + step` and so on, `size` of them; `step` is None where they are
     not spaced evenly, and 0 where there is but one.
 
-    >>> Group.of(Group("5", 8, "tp", 0, 1).symbol()).size
+    >>> ProcessGroupSpec.of(ProcessGroupSpec("5", 8, "tp", 0, 1).symbol()).size
     8
     """
 
@@ -33,11 +33,11 @@ class Group:
         return Symbol(_KIND, json.dumps([self.name, self.size, self.axis, self.first, self.step]))
 
     @staticmethod
-    def of(value: Value) -> Group | None:
+    def of(value: Value) -> ProcessGroupSpec | None:
         """Return the group that a value stands for, or None for any other value."""
         if not isinstance(value, Symbol) or value.kind != _KIND:
             return None
-        return Group(*json.loads(value.name))
+        return ProcessGroupSpec(*json.loads(value.name))
 
     def __str__(self) -> str:
         return f"{self.axis or self.name}={self.size}"

@@ -20,7 +20,7 @@ class Frame(NamedTuple):
     class_name: str = ""
 
 
-class Item(NamedTuple):
+class Callee(NamedTuple):
     """What was called, equal for all calls that are alike: an "op", or a region of the kind that its frame has.
 
     `name` is the op's full name or the region's; `frame` is a region's frame, None for an op. `inputs` and `outputs`
@@ -51,7 +51,7 @@ class Span(NamedTuple):
     bytes that were held before and after it, and where that was measured the most that were held during it.
     """
 
-    item: int
+    callee: int
     stack: int
     phase: str = "forward"
     thread: int = 0
@@ -81,7 +81,7 @@ class Span(NamedTuple):
         return self.nbytes if name == "bytes" else getattr(self, name)
 
 
-class Slice(NamedTuple):
+class PlacedSpan(NamedTuple):
     """A span in its place on an axis: of nanoseconds, or of counted units laid end to end."""
 
     span: Span
@@ -89,7 +89,7 @@ class Slice(NamedTuple):
     end: int
 
 
-class Piece(NamedTuple):
+class SelfSegment(NamedTuple):
     """A piece of a track in which one span ran by itself, or none did."""
 
     track: tuple[int, int]
@@ -106,16 +106,16 @@ class Timeline:
     the stacks, with their phases, in which FLOPs are counted with a region around them. `weights` are those of WEIGHTS
     that are known.
 
-    >>> relu = Item("op", "aten::relu", flops=6)
+    >>> relu = Callee("op", "aten::relu", flops=6)
     >>> timeline = Timeline((Frame("module", "", "Net"),), ((0,),), (relu,), {(0, 0, "forward"): 2},
     ...                     (Span(0, 0, flops=6), Span(0, 0, flops=6)), weights=("flops",))
-    >>> [(start, end) for _, start, end in timeline.lay_out("flops")]
+    >>> [(start, end) for _, start, end in timeline.layout("flops")]
     [(0, 6), (6, 12)]
     """
 
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]
-    items: tuple[Item, ...]
+    callees: tuple[Callee, ...]
     calls: Mapping[tuple[int, int, str], int]
     spans: Sequence[Span] | None = None
     covered: frozenset[tuple[int, str]] = frozenset()
@@ -145,15 +145,15 @@ class Timeline:
             )
         return self.spans
 
-    def own(self, item: int, stack: int, phase: str, weight: str) -> int:
+    def self_cost(self, item: int, stack: int, phase: str, weight: str) -> int:
         """Return what one call comes to by itself in FLOPs, multiply-adds or bytes, 0 where that is not known."""
         if weight == "bytes":
-            return self.items[item].nbytes or 0
+            return self.callees[item].nbytes or 0
         if (stack, phase) in self.covered:
             return 0
-        return (self.items[item].flops if weight == "flops" else self.items[item].macs) or 0
+        return (self.callees[item].flops if weight == "flops" else self.callees[item].macs) or 0
 
-    def lay_out(self, weight: str) -> Iterator[Slice]:
+    def layout(self, weight: str) -> Iterator[PlacedSpan]:
         """Yield each span in its place; on one track spans lie in or beside each other and never cross.
 
         For time that is where the clock saw it, cut where it crosses another; a span that was not measured has no
@@ -180,27 +180,27 @@ class Timeline:
                 start, end = min(start, opened[-1]), min(end, opened[-1])
             opened.append(end)
             cursors[track] = start
-            if self.items[span.item].frame is None:
+            if self.callees[span.callee].frame is None:
                 reached[track[0]] = max(end, reached.get(track[0], 0))
-            yield Slice(span, start, end)
+            yield PlacedSpan(span, start, end)
 
-    def pieces(self, weight: str) -> Iterator[Piece]:
+    def self_segments(self, weight: str) -> Iterator[SelfSegment]:
         """Yield what each span is worth by itself, in the order of each track, empty pieces left out.
 
         The pieces of all spans add up to the whole. A region has several pieces of time, between what runs in it.
         """
-        opened: dict[tuple[int, int], list[Slice]] = {}
+        opened: dict[tuple[int, int], list[PlacedSpan]] = {}
         cursors: dict[tuple[int, int], int] = {}
-        for piece in self.lay_out(weight):
+        for piece in self.layout(weight):
             track = piece.span.track
             around = opened.setdefault(track, [])
-            yield from _close(around, piece.span.depth, track, cursors)
+            yield from _close_spans(around, piece.span.depth, track, cursors)
             if piece.start > cursors.get(track, 0):
-                yield Piece(track, around[-1].span if around else None, piece.start - cursors.get(track, 0))
+                yield SelfSegment(track, around[-1].span if around else None, piece.start - cursors.get(track, 0))
             cursors[track] = piece.start
             around.append(piece)
         for track, around in opened.items():
-            yield from _close(around, 0, track, cursors)
+            yield from _close_spans(around, 0, track, cursors)
 
 
 _MISSING = {
@@ -212,11 +212,11 @@ _MISSING = {
 }
 
 
-def _close(
-    around: list[Slice], depth: int, track: tuple[int, int], cursors: dict[tuple[int, int], int]
-) -> Iterator[Piece]:
+def _close_spans(
+    around: list[PlacedSpan], depth: int, track: tuple[int, int], cursors: dict[tuple[int, int], int]
+) -> Iterator[SelfSegment]:
     while len(around) > depth:
         span, _, end = around.pop()
         if end > cursors[track]:
-            yield Piece(track, span, end - cursors[track])
+            yield SelfSegment(track, span, end - cursors[track])
             cursors[track] = end

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fvflops.trace import validation as validity
+from fvflops.trace import validation
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
@@ -234,7 +234,7 @@ class Trace:
             raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
         try:
             trace = _decode(record)
-            validity.check(trace, PHASES)
+            validation.validate(trace, PHASES)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
             raise TraceError(f"this trace is damaged: {kind}{str(error)[:_SHOWN]}; save it again") from error

@@ -16,7 +16,7 @@ _LARGEST = 1 << 63  # what torch counts elements and bytes up to
 _SHOWN = 60
 
 
-def check(trace: Trace, phases: Collection[str]) -> None:
+def validate(trace: Trace, phases: Collection[str]) -> None:
     """Raise ValueError, in one line, where a Trace holds what no recording puts there.
 
     It takes time in proportion to the length, and looks at columns rather than at single events.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
-from fvflops.views.frame_rows import Cell, Rows
+from fvflops.views.frame_rows import Cell, Table
 
 SCHEMA = 1
 _FORMAT = "fvflops.calls"
@@ -16,7 +16,7 @@ _LINE = "line calls flops macs activations bytes unknown"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
 
 
-def list_op_rows(calls: Sequence[OpCall]) -> Rows:
+def list_op_rows(calls: Sequence[OpCall]) -> Table:
     """Return a row for each op call; what was not measured of any has no column, and a count not known is None.
 
     Several tensors or parameters stand in one cell, with "; " between them, numbers of calls with a blank.
@@ -28,30 +28,30 @@ def list_op_rows(calls: Sequence[OpCall]) -> Rows:
     """
     measured = [name for name in _MEASURED if any(getattr(call, name) is not None for call in calls)]
     measured += ["line"] * any(call.line for call in calls)
-    return Rows(
+    return Table(
         [*_OP.split(), *measured], [[*_list_op(call), *(getattr(call, name) for name in measured)] for call in calls]
     )
 
 
-def list_module_rows(calls: Sequence[ModuleCall]) -> Rows:
+def list_module_rows(calls: Sequence[ModuleCall]) -> Table:
     """Return a row for each call of a module, the root's named ""; cells are as those of op calls."""
-    return Rows(
+    return Table(
         _MODULE.split(),
         [[*call[:5], _join(call.inputs), _join(call.outputs), *call[7:]] for call in calls],
     )
 
 
-def list_line_rows(lines: Sequence[LineCount]) -> Rows:
+def list_line_rows(lines: Sequence[LineCount]) -> Table:
     """Return a row for each line of source."""
-    return Rows(_LINE.split(), [list(line) for line in lines])
+    return Table(_LINE.split(), [list(line) for line in lines])
 
 
-def write_json(rows: Rows, about: Mapping[str, str]) -> str:
+def write_json(rows: Table, about: Mapping[str, str]) -> str:
     """Return rows as JSON text: `format` "fvflops.calls", `schema` 1, `about` as in the JSON report, and `rows`.
 
     Each row is an object of heading → cell, so that `pandas.DataFrame(record["rows"])` is the frame.
 
-    >>> write_json(Rows(["op", "flops"], [["aten::mm", 24]]), {"model": "Net"})
+    >>> write_json(Table(["op", "flops"], [["aten::mm", 24]]), {"model": "Net"})
     '{"format":"fvflops.calls","schema":1,"about":{"model":"Net"},"rows":[{"op":"aten::mm","flops":24}]}'
     """
     record = {

@@ -18,7 +18,7 @@ from fvflops.views.summary_rows import (
 Cell = str | int | bool | None
 
 
-class Rows(NamedTuple):
+class Table(NamedTuple):
     """Rows below their headings; each has a cell for each heading, and the whole model is the module named ""."""
 
     headings: list[str]
@@ -33,7 +33,7 @@ def list_rows(
     sort: str | None = None,
     top: int | None = None,
     report: str = "a list",
-) -> Rows:
+) -> Table:
     """Return the exact numbers of a summary, by module, by operator or by both.
 
     By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
@@ -44,18 +44,18 @@ def list_rows(
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
-    Rows(headings=['module', 'class', 'flops', 'called'], rows=[['', 'Net', 12, True]])
+    Table(headings=['module', 'class', 'flops', 'called'], rows=[['', 'Net', 12, True]])
     """
     check_view(by, report=report)
     if by == "module":
         modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
-        return Rows(["module", "class", *summary.columns, "called"], _list_modules(summary, modules))
+        return Table(["module", "class", *summary.columns, "called"], _list_modules(summary, modules))
     headings = list_operator_headings(summary)
     if by == "operator":
         ranked = rank_operators(summary, sort=sort, top=top)[:top]
-        return Rows(["operator", *headings], [[row.operator, *row.counts] for row in ranked])
+        return Table(["operator", *headings], [[row.operator, *row.counts] for row in ranked])
     ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)[:top]
-    return Rows(
+    return Table(
         ["module", "operator", *headings], [[summary.label(row.module), row.operator, *row.counts] for row in ranked]
     )
 

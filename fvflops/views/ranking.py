@@ -53,10 +53,10 @@ def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
     return next((heading for heading in headings if heading != "parameters"), headings[0])
 
 
-def tell_more(rows: Sequence[Row], top: int | None, noun: str) -> list[str]:
+def truncation_note(rows: Sequence[Row], top: int | None, noun: str) -> list[str]:
     """Return a sentence on how many of the rows are not among the first `top`, none if all are.
 
-    >>> tell_more("abc", 2, "module")
+    >>> truncation_note("abc", 2, "module")
     ['1 module more.']
     """
     hidden = 0 if top is None else len(rows) - top

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarking.cases import Case, Step
-from benchmarking.counting import clear_memo, count
+from benchmarking.counting import clear_cache, count
 from benchmarking.floor import list_dispatches, replay, return_fresh, return_ready
 from benchmarking.rounds import Run
 
@@ -162,7 +162,7 @@ def fvflops_cold(subjects: Subjects) -> Run:
 
 def count_cold(subject: Subject, warm: list[Subject]) -> Run:
     """Return a count from an empty memo, after which the subjects that other contenders count warm are counted."""
-    return Run(subject.count, before=clear_memo, after=lambda: [other.count() for other in warm])
+    return Run(subject.count, before=clear_cache, after=lambda: [other.count() for other in warm])
 
 
 def fvflops_on_weights(subjects: Subjects) -> Run | None:

@@ -10,10 +10,10 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, load_table, record
 from fvflops.capture.run import record_call
-from fvflops.capture.shapes.shape_cache import clear_memo
-from fvflops.counting import TablePricer
+from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.counting import TableCostModel
 
-__all__ = ["clear_memo", "count", "count_macs", "count_really", "record_training"]
+__all__ = ["clear_cache", "count", "count_macs", "count_really", "record_training"]
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -43,6 +43,6 @@ def record_training(model: nn.Module, step: Callable[[], None]) -> int:
 def _analyse(model: nn.Module, value: torch.Tensor, loss: Loss | None) -> FlopCountAnalysis:
     if loss is None:
         return FlopCountAnalysis(model, value)
-    stops_at = TablePricer(load_table("default"), "flops").stops_at
+    stops_at = TableCostModel(load_table("default"), "flops").stops_at
     trace = record_call(model, (value,), {}, stops_at=stops_at, execution="shapes", loss=loss)
     return FlopCountAnalysis.from_trace(trace)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, FormulaTable, load_table, parameter_count
-from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Status
 from sweeping.case import Case, Library
@@ -112,7 +112,7 @@ def count_case(name: str, case: Case, table: FormulaTable, execution: str = "aut
     activations = ActivationCountAnalysis.from_trace(trace, table=table)
     activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     ledger = flops.counts().ledger()
-    places = find_unknown_places(trace, flops.counts())
+    places = find_unsupported_places(trace, flops.counts())
     return Result(
         model=name,
         params=parameter_count(case.model)[""],

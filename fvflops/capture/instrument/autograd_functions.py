@@ -24,7 +24,7 @@ def function_regions(recorder: Recorder) -> list[Wrapping]:
 
 def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_here():
+        if not recorder.is_recording_thread():
             return original(cls, *args, **kwargs)
         recorder.activate()
         unseen = recorder.unseen

@@ -46,7 +46,7 @@ class AutogradUse:
 
     def _note(self, what: str) -> bool:
         """Return whether a call that switches autograd on is the model's, in this thread, and note the first such."""
-        is_use = self._recorder.is_here() and not _in_derivative()
+        is_use = self._recorder.is_recording_thread() and not _in_derivative()
         if is_use and not self.seen:
             self.seen = what
         return is_use

@@ -17,15 +17,15 @@ from fvflops.capture.restore.restore import leaves_of, restore_all
 ENGINE_RUNS = Patch(torch.autograd, "_engine_run_backward")
 
 
-def backward_passes(recorder: Recorder) -> list[Wrapping]:
+def backward_hooks(recorder: Recorder) -> list[Wrapping]:
     """Return what is to be wrapped so that a recorder knows each backward pass."""
 
     def around(original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_here():
+            if not recorder.is_recording_thread():
                 return original(*args, **kwargs)
-            recorder.here().drop_ended_steps()
-            recorder.look()
+            recorder.thread_state().drop_ended_steps()
+            recorder.note_autograd_nodes()
             recorder.owners.callers.append(get_ident())
             try:
                 return original(*args, **kwargs)

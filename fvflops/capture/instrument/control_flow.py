@@ -32,10 +32,10 @@ _TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 class Mode(Protocol):
     """What a dispatch mode knows that control flow asks for."""
 
-    def knows(self, tensors: list[Any]) -> bool:
+    def has_values(self, tensors: list[Any]) -> bool:
         """Return whether tensors hold the numbers that a real run sees."""
 
-    def suppose(self, op: str, what: str, *, bound: bool) -> None:
+    def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Note what an op was taken to do for want of a number; `bound` says that it does no more than that."""
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
@@ -60,7 +60,7 @@ class Flow:
         """Return whether a condition holds, or None where that is not known."""
         while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
             value = torch._C._functorch.get_unwrapped(value)
-        if isinstance(value, torch.Tensor) and not self.mode.knows([value]):
+        if isinstance(value, torch.Tensor) and not self.mode.has_values([value]):
             return None
         with deferred(), _disable_current_modes():
             return bool(value)
@@ -86,7 +86,7 @@ def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) ->
         run, opens = _TOLD.get(op.name()), False
         if run is None and flow.name not in recorder.stops_at:
             run, opens = _OPENED.get(op.name()), True
-        if run is None or not recorder.is_here() or _is_traced():
+        if run is None or not recorder.is_recording_thread() or _is_traced():
             return flow.original(*args, **kwargs)
         if opens:
             recorder.decompose(flow.name)
@@ -99,7 +99,7 @@ def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callabl
     """Call what `torch.cond` and the like hand to torch.compile, which would compile the dispatch mode with it."""
 
     def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
-        if not recorder.is_here():
+        if not recorder.is_recording_thread():
             return compiled(function, args, kwargs)
         return function(*args, **(kwargs or {}))
 
@@ -121,8 +121,8 @@ def _choose(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequen
     truth = flow.truth_of(pred)
     if truth is not None:
         return (true_fn if truth else false_fn)(*operands)
-    flow.mode.suppose(flow.name, "its larger branch", bound=True)
-    return flow.recorder.run_larger([partial(true_fn, *operands), partial(false_fn, *operands)])
+    flow.mode.assume_outcome(flow.name, "its larger branch", bound=True)
+    return flow.recorder.keep_costliest_branch([partial(true_fn, *operands), partial(false_fn, *operands)])
 
 
 def _loop(
@@ -133,7 +133,7 @@ def _loop(
     while (truth := flow.truth_of(cond_fn(*values, *additional))) is not False:
         if truth is None:
             what = "one turn of its body" if result is None else "the turns of its body that are known"
-            flow.mode.suppose(flow.name, what, bound=False)
+            flow.mode.assume_outcome(flow.name, what, bound=False)
             if result is not None:
                 break
         result = body_fn(*values, *additional)
@@ -207,7 +207,7 @@ def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapp
 
 def _attend(flow: Flow, *args: Any, **kwargs: Any) -> Any:
     """Leave flex attention to torch, the pairs that its block mask leaves counted."""
-    return flow.original(*count_mask(args, BLOCK_MASKS[flow.op.name()], flow.mode.knows), **kwargs)
+    return flow.original(*count_mask(args, BLOCK_MASKS[flow.op.name()], flow.mode.has_values), **kwargs)
 
 
 # Ops that stay one call, of which more is told than the dispatch mode sees.

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from fvflops.capture.instrument.autograd_functions import function_regions
-from fvflops.capture.instrument.backward import backward_passes
+from fvflops.capture.instrument.backward import backward_hooks
 from fvflops.capture.instrument.control_flow import open_control_flow
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
@@ -20,7 +20,7 @@ from fvflops.capture.instrument.patching import Patch, Wrapping, wrapped
 from fvflops.capture.instrument.recompute import recompute_phase
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import at_fork
@@ -31,9 +31,9 @@ from fvflops.capture.unseen.data_exports import data_exports
 
 
 @contextmanager
-def watch(
+def instrument(
     recorder: Recorder,
-    reading: Reading,
+    reading: ModelIndex,
     mode: RecordingMode | ShapeMode,
     wrappings: Iterable[Wrapping] = (),
     *,
@@ -62,7 +62,7 @@ def watch(
         *triton_launches(recorder, mode),
     ]
     if training:
-        wrappings += [*backward_passes(recorder), *recompute_phase(recorder)]
+        wrappings += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
         module_scopes(recorder, reading),
         wrapped(wrappings),
@@ -73,7 +73,7 @@ def watch(
 
 
 @contextmanager
-def eager() -> Iterator[None]:
+def compiler_disabled() -> Iterator[None]:
     """Run compiled code eagerly for as long as the context lasts, what is compiled meanwhile too.
 
     Otherwise torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to run

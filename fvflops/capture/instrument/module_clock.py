@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.instrument.instrument import eager
+from fvflops.capture.instrument.instrument import compiler_disabled
 from fvflops.capture.instrument.modules import module_scopes
-from fvflops.capture.instrument.probe import Meter
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.instrument.probe import Probe
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, restore_all
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import unseen
+from fvflops.capture.run import suspend_outer_recordings
 from fvflops.trace import StopsAt, Trace
 
 
@@ -37,12 +37,12 @@ def clock_modules(
     other recordings see nothing of it. The model, its buffers and the inputs are left as they were, of its parameters
     those that are `written`: to copy all of them could take more memory than there is.
     """
-    reading = Reading(model)
-    recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Meter({"time"}, next(iter(reading.devices), None)))
+    reading = ModelIndex(model)
+    recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Probe({"time"}, next(iter(reading.devices), None)))
     with (
         deferred(),
-        unseen(),
-        eager(),
+        suspend_outer_recordings(),
+        compiler_disabled(),
         unchanged(reading, (args, kwargs), written),
         torch.set_grad_enabled(gradients),
         module_scopes(recorder, reading),
@@ -50,12 +50,12 @@ def clock_modules(
     ):
         model(*args, **kwargs)
     recorder.close()
-    assert recorder.meter is not None
-    return recorder.trace(reading.tree, recorder.meter.about())
+    assert recorder.probe is not None
+    return recorder.trace(reading.tree, recorder.probe.about())
 
 
 @contextmanager
-def unchanged(reading: Reading, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+def unchanged(reading: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Leave a model, its buffers and its inputs as they were, whatever is done that no dispatch mode sees.
 
     That is so of all tensors that a model or an object among the inputs holds, but for sparse ones, and for parameters

@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_goes
@@ -41,7 +41,7 @@ class _Unfused(TorchFunctionMode):
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
+def module_scopes(recorder: Recorder, reading: ModelIndex) -> Iterator[None]:
     """Push and pop the modules of a model for as long as the context lasts; what is inside a ScriptModule is not seen.
 
     The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
@@ -77,7 +77,7 @@ def module_scopes(recorder: Recorder, reading: Reading) -> Iterator[None]:
 
 
 def _around(
-    recorder: Recorder, reading: Reading, unfused: _Unfused, original: Callable[..., Any]
+    recorder: Recorder, reading: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
     uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
@@ -91,7 +91,7 @@ def _around(
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         region = regions.get(id(module))
-        if region is None or (get_ident() != thread and not recorder.is_here()):
+        if region is None or (get_ident() != thread and not recorder.is_recording_thread()):
             return original(module, *args, **kwargs)
         if unseen is not None:
             unseen.enter((args, kwargs))
@@ -107,7 +107,7 @@ def _around(
             raise
         if uncounted:
             for op in uncounted.get(id(module), ()):
-                recorder.call_unseen(op)
+                recorder.record_opaque_call(op)
         if unseen is not None:
             unseen.leave(result, getattr(module, "forward", None))
         if recorder.has_threads:

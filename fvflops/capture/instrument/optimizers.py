@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
 from fvflops.capture.restore.forks import undone_in_child
-from fvflops.capture.restore.restore import Containers, restore_all
+from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.shapes.shape_parameters import StandIns
+from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import Region
 
@@ -45,18 +45,18 @@ class GroupStep:
         self._recorder = recorder
         self._label = label
         self._frame = frame
-        self._base = self._stack = recorder.here().stack
+        self._base = self._stack = recorder.thread_state().stack
         self._groups: dict[int, tuple[int, bool]] = {}
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Note what each group works with: its parameters, their gradients and states, as they are now."""
         recorder = self._recorder
         outside = recorder.stack_at(OUTSIDE) if self._strangers(recorder) else 0
         for number, group in enumerate(self.optimizer.param_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
             for parameter in group["params"]:
-                stranger = bool(recorder.homes) and id(parameter) not in recorder.homes
+                stranger = bool(recorder.module_of_tensor) and id(parameter) not in recorder.module_of_tensor
                 stack = recorder.inside(outside if stranger else self._base, region)
                 held = [("", parameter), ("gradient", parameter.grad)]
                 held += [("optimizer state", value) for value in self.optimizer.state.get(parameter, {}).values()]
@@ -82,7 +82,9 @@ class GroupStep:
 
     def _strangers(self, recorder: Recorder) -> bool:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return bool(recorder.homes) and any(id(parameter) not in recorder.homes for parameter in parameters)
+        return bool(recorder.module_of_tensor) and any(
+            id(parameter) not in recorder.module_of_tensor for parameter in parameters
+        )
 
 
 def _storages(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
@@ -109,16 +111,16 @@ class OptimizerStates:
     count as known, since optimizers look at them.
     """
 
-    def __init__(self, mode: ShapeMode, stand_ins: StandIns) -> None:
+    def __init__(self, mode: ShapeMode, stand_ins: ShapeParameters) -> None:
         self._mode = mode
         self._stand_ins = stand_ins
-        self._kept: dict[int, tuple[Optimizer, Containers]] = {}
+        self._kept: dict[int, tuple[Optimizer, ContainerSnapshot]] = {}
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Note what an optimizer holds, and let it step on stand-ins."""
         if id(optimizer) in self._kept:
             return
-        before = Containers()
+        before = ContainerSnapshot()
         before.watch([optimizer.__dict__], objects=False)
         self._kept[id(optimizer)] = optimizer, before
         for parameter, state in list(optimizer.state.items()):
@@ -130,11 +132,11 @@ class OptimizerStates:
 
     def restore(self) -> None:
         """Put back what the optimizers held."""
-        restore_all(((Containers.restore, [before for _, before in self._kept.values()]),))
+        restore_all(((ContainerSnapshot.restore, [before for _, before in self._kept.values()]),))
 
     def _known(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
-            self._mode.reals.trust(value)
+            self._mode.reals.mark_known(value)
             return value
         return self._stand_ins.in_values(value)
 
@@ -156,27 +158,27 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         return labels[id(optimizer)]
 
     def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if not recorder.is_here():
+        if not recorder.is_recording_thread():
             return None
-        strand = recorder.here()
+        strand = recorder.thread_state()
         strand.drop_ended_steps()
         if prepare is not None:
             prepare(optimizer)
-        strand.steps.append(GroupStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
+        strand.active_optimizers.append(GroupStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
         closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
         if not closures:
             return None
 
         def outside_the_step(closure: Any) -> Any:
             def call(*inner_args: Any, **inner_kwargs: Any) -> Any:
-                strand = recorder.here()
-                steps, strand.steps = strand.steps, []
+                strand = recorder.thread_state()
+                steps, strand.active_optimizers = strand.active_optimizers, []
                 try:
                     return closure(*inner_args, **inner_kwargs)
                 finally:
-                    strand.steps = steps
+                    strand.active_optimizers = steps
                     for step in steps:
-                        step.look()
+                        step.refresh()
 
             return call
 
@@ -185,11 +187,11 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         return (optimizer, *changed), named
 
     def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not recorder.is_here():
+        if not recorder.is_recording_thread():
             return
-        strand = recorder.here()
-        if any(step.optimizer is optimizer for step in strand.steps):
-            while strand.steps.pop().optimizer is not optimizer:
+        strand = recorder.thread_state()
+        if any(step.optimizer is optimizer for step in strand.active_optimizers):
+            while strand.active_optimizers.pop().optimizer is not optimizer:
                 pass
 
     with ExitStack() as stack:

@@ -23,20 +23,20 @@ _MOST_OF_OP = 0.1
 _DURATION = 10  # where it stands in an event's row
 
 
-class Begun:
+class StartMark:
     """What was read when an op or a region began; the clock `ns` last, as what is done after it is timed too."""
 
-    __slots__ = ("event", "holds", "lost", "memory", "ns")
+    __slots__ = ("event", "holds", "memory", "ns", "overhead_ns")
 
     def __init__(self, lost: int, event: Any, memory: int | None, holds: int) -> None:
         self.ns = 0
-        self.lost = lost
+        self.overhead_ns = lost
         self.event = event
         self.memory = memory
         self.holds = holds
 
 
-class Meter:
+class Probe:
     """Reads the clock, and a device's allocator, around ops and regions.
 
     On CUDA a pair of events stands around each, so that nothing waits for the device until the end. Before each the
@@ -58,11 +58,11 @@ class Meter:
         self._time = "time" in measure
         self._memory = "memory" in measure
         self._cuda = device if device is not None and device.type == "cuda" and torch.cuda.is_available() else None
-        self.lost = 0
+        self.overhead_ns = 0
         self.live = 0
-        self.per_op = 0
+        self.dispatch_ns = 0
         self._ops = 0
-        self._ways: list[int] = []  # in the order of their times
+        self._dispatch_samples: list[int] = []  # in the order of their times
         self._holds: list[tuple[Any, Any]] = []  # events before and after each
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._tensor = torch.zeros((), device="cpu")
@@ -71,7 +71,7 @@ class Meter:
         self.clock = perf_counter_ns
         self._origin = self.clock()
 
-    def begin(self) -> Begun:
+    def begin(self) -> StartMark:
         """Return what is to be known of an op or a region that begins now, but for the clock, which is to be read."""
         event = memory = None
         if self._memory:
@@ -83,11 +83,11 @@ class Meter:
             torch.cuda._sleep(_HOLD)
             event = _record_event()
             self._holds.append((before, event))
-        return Begun(self.lost, event, memory, len(self._holds))
+        return StartMark(self.overhead_ns, event, memory, len(self._holds))
 
-    def end(self, begun: Begun, now: int) -> Any:
+    def end(self, begun: StartMark, now: int) -> Any:
         """Return the time in ns since something began, less what was lost meanwhile; on CUDA what will tell it."""
-        passed = now - begun.ns - (self.lost - begun.lost)
+        passed = now - begun.ns - (self.overhead_ns - begun.overhead_ns)
         if begun.event is None:
             return passed
         return begun.event, _record_event(), begun.holds, len(self._holds)
@@ -100,12 +100,12 @@ class Meter:
             return
         begun = self.clock()
         _do_nothing(self._tensor)
-        insort(self._ways, self.clock() - begun)
-        if len(self._ways) > _MOST:
-            del self._ways[::2]
-        self.per_op = self._ways[len(self._ways) // 2]
+        insort(self._dispatch_samples, self.clock() - begun)
+        if len(self._dispatch_samples) > _MOST:
+            del self._dispatch_samples[::2]
+        self.dispatch_ns = self._dispatch_samples[len(self._dispatch_samples) // 2]
 
-    def columns(self, begun: Begun, duration: Any) -> tuple[Any, ...]:
+    def columns(self, begun: StartMark, duration: Any) -> tuple[Any, ...]:
         """Return the columns of an event from `start_ns` on."""
         times = (begun.ns - self._origin, duration) if self._time else (None, None)
         if begun.memory is None:
@@ -119,23 +119,29 @@ class Meter:
         """Return what a Trace tells of the measuring: what was measured, and what was subtracted for it, in all."""
         measured = [name for name, on in (("time", self._time), ("memory", self._memory)) if on]
         about = {"measured": ", ".join(measured)}
-        return about | ({"overhead_ns": str(self.lost), "overhead_ns_per_op": str(self.per_op)} if self._time else {})
+        return about | (
+            {"overhead_ns": str(self.overhead_ns), "overhead_ns_per_op": str(self.dispatch_ns)} if self._time else {}
+        )
 
     def resolve(self, events: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Return events with the times that CUDA has measured, all of whose work is waited for, or that ops took."""
         if not self._time:
             return list(events)
         if self._cuda is None:
-            return [self._less_the_way(event) for event in events]
+            return [self._without_dispatch(event) for event in events]
         torch.cuda.synchronize(self._cuda)
         held = [0, *accumulate(_nanoseconds(*pair) for pair in self._holds)]
         return [_resolve(event, held) for event in events]
 
-    def _less_the_way(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _without_dispatch(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
         if event[0] != "op" or len(event) <= _DURATION:
             return event
         duration = event[_DURATION]
-        return *event[:_DURATION], duration - min(self.per_op, int(duration * _MOST_OF_OP)), *event[_DURATION + 1 :]
+        return (
+            *event[:_DURATION],
+            duration - min(self.dispatch_ns, int(duration * _MOST_OF_OP)),
+            *event[_DURATION + 1 :],
+        )
 
 
 def _resolve(event: tuple[Any, ...], held: Sequence[int]) -> tuple[Any, ...]:

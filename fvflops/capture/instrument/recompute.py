@@ -33,15 +33,15 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
     def make_frame(original: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if recorder.is_here():
-                called[self] = recorder.here().stack
+            if recorder.is_recording_thread():
+                called[self] = recorder.thread_state().stack
 
         return init
 
     def make_hook(original: Any) -> Any:
         def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
             original(self, frame, *args, **kwargs)
-            if recorder.is_here():
+            if recorder.is_recording_thread():
                 stack = called.get(frame())
                 runs[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
 
@@ -49,17 +49,17 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
 
     def enter_hook(original: Any) -> Any:
         def enter(self: Any) -> Any:
-            if self in runs and recorder.is_here():
+            if self in runs and recorder.is_recording_thread():
                 runs[self] = runs[self][0], recorder.begin_rerun(runs[self][0])
-                recorder.here().reruns += 1
+                recorder.thread_state().reruns += 1
             return original(self)
 
         return enter
 
     def leave_hook(original: Any) -> Any:
         def leave(self: Any, *error: Any) -> Any:
-            if self in runs and recorder.is_here():
-                recorder.here().reruns -= 1
+            if self in runs and recorder.is_recording_thread():
+                recorder.thread_state().reruns -= 1
                 recorder.end_rerun(runs[self][1])
             return original(self, *error)
 
@@ -67,7 +67,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
 
     def go_back(original: Any) -> Any:
         def backward(ctx: Any, *gradients: Any) -> Any:
-            if not recorder.is_here():
+            if not recorder.is_recording_thread():
                 return original(ctx, *gradients)
             before = recorder.begin_rerun(recorder.owner_of(torch._C._current_autograd_node()))
             try:

@@ -39,7 +39,7 @@ def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapping]:
 def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
     def start(thread: threading.Thread) -> None:
         target = getattr(thread, "_target", None)
-        if recorder.is_here() and not recorder.paused and getattr(target, "__module__", "") not in _WORKERS:
+        if recorder.is_recording_thread() and not recorder.paused and getattr(target, "__module__", "") not in _WORKERS:
             run = _recorded(recorder, enter, thread.run)
 
             def run_once() -> None:
@@ -54,7 +54,7 @@ def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]
 
 def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
     def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if recorder.is_here() and not recorder.paused:
+        if recorder.is_recording_thread() and not recorder.paused:
             function = _recorded(recorder, enter, function)
         return original(pool, function, *args, **kwargs)
 
@@ -63,10 +63,10 @@ def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any
 
 def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that records what another does, in a thread of its own, where this thread is now."""
-    stack = recorder.here().stack
+    stack = recorder.thread_state().stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.recording or recorder.is_here():
+        if not recorder.recording or recorder.is_recording_thread():
             return function(*args, **kwargs)
         with enter(), recorder.adopted_thread(stack):
             return function(*args, **kwargs)

@@ -14,7 +14,7 @@ from torch._C._profiler import _RecordFunctionFast
 
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
@@ -33,7 +33,7 @@ _STARTS = {
 }
 
 
-def name_ranges(reading: Reading) -> dict[str, str]:
+def name_ranges(reading: ModelIndex) -> dict[str, str]:
     """Return the text of the range of each module, by the module's name."""
     return {name: _name_range(name, reading.tree.places[name].class_name) for name in reading.names.values()}
 
@@ -45,7 +45,7 @@ def _name_range(name: str, class_name: str) -> str:
 
 
 @contextmanager
-def module_ranges(reading: Reading) -> Iterator[None]:
+def module_ranges(reading: ModelIndex) -> Iterator[None]:
     """Mark each call of a model's modules for torch.profiler, for as long as the context lasts.
 
     It costs some 3 µs a call, and next to nothing where no profiler runs. Code that torch.compile makes meanwhile has
@@ -95,7 +95,7 @@ def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:
     return call
 
 
-def read_run(profiler: Any, reading: Reading, *, complete: bool = True) -> KernelRun:
+def read_run(profiler: Any, reading: ModelIndex, *, complete: bool = True) -> KernelRun:
     """Return what a cycle of torch.profiler's took down; `profiler` is the `profile` whose cycle has just ended.
 
     Its events, their times, and which runs in which are those of its own `events()`.

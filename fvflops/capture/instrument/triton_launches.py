@@ -75,7 +75,12 @@ def launch_kernel(
 
 def _around(recorder: Recorder, mode: Launcher, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_LAUNCH, "goes_on", False) or kwargs.get("warmup") or recorder.paused or not recorder.is_here():
+        if (
+            getattr(_LAUNCH, "goes_on", False)
+            or kwargs.get("warmup")
+            or recorder.paused
+            or not recorder.is_recording_thread()
+        ):
             return original(kernel, *args, **kwargs)
         arguments = _name_arguments(kernel, args, kwargs)
         return launch_kernel(mode, kernel, arguments, partial(original, kernel, *args, **kwargs), sys._getframe(1))

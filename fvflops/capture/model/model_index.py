@@ -28,7 +28,7 @@ _CONTAINERS = (*_MAPPINGS, set)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-class Reading:
+class ModelIndex:
     """A model as it stands before a run: its modules, what they hold, and its module tree.
 
     `owner` is None for a plain function. `modules` are its modules, each once, and `names` gives each the first of its
@@ -102,7 +102,7 @@ class Reading:
         pairs = zip(self.keys, self.values, strict=True)
         return (dict(islice(pairs, size)) for size in self.sizes)
 
-    def homes(self) -> dict[int, str]:
+    def source_devices(self) -> dict[int, str]:
         """Return the modules that parameters and buffers stand in, by the tensors' ids; of a tied one the first."""
         homes: dict[int, str] = {}
         for module, path in self.names.items():
@@ -118,7 +118,7 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
 
     A lazy module whose parameters have no shape yet raises ValueError.
     """
-    return Reading(model).tree
+    return ModelIndex(model).tree
 
 
 class _Found(NamedTuple):
@@ -133,12 +133,12 @@ class _Found(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
 
 
-def _find(owner: nn.Module | None) -> tuple[_Layout, _Found]:
+def _find(owner: nn.Module | None) -> tuple[_ModuleLayout, _Found]:
     """Return what a model's modules hold, found where it stood the last time, or else by looking at everything."""
     layout = None if owner is None else _LAYOUTS.get(owner)
     found = None if layout is None else layout.find(owner)
     if layout is None or found is None:
-        layout = _Layout(owner)
+        layout = _ModuleLayout(owner)
         found = layout.find(owner)
         assert found is not None
         if owner is not None:
@@ -146,7 +146,7 @@ def _find(owner: nn.Module | None) -> tuple[_Layout, _Found]:
     return layout, found
 
 
-class _Layout:
+class _ModuleLayout:
     """Where in a model things stand, kept for as long as the model does not change.
 
     Only plain values are kept alive, nothing else of the model. `paths` and `regions` are of its modules, each once;

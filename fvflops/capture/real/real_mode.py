@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from fvflops.capture.real.signature_cache import RealCalls, hold_numbers
+from fvflops.capture.real.signature_cache import SignatureCache, have_values
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, describe_tensor, known_schema, normalise, tensors_of
 from fvflops.capture.restore.interrupts import deferred
@@ -25,12 +25,12 @@ from fvflops.trace import Signature
 _QUESTIONS = frozenset({"prim::device", "prim::layout"})
 
 
-def is_foreign(types: Sequence[type]) -> bool:
+def has_wrapper_subclass(types: Sequence[type]) -> bool:
     """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
     return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)
 
 
-class WrapperAware(TorchDispatchMode):
+class SubclassAwareMode(TorchDispatchMode):
     """A dispatch mode that leaves wrappers to themselves, and sees the ops inside."""
 
     supports_higher_order_operators = True
@@ -41,7 +41,9 @@ class WrapperAware(TorchDispatchMode):
         # torch would wrap the handler, at 1 µs a call, against a compiler that does not run while a recording lasts.
         return False
 
-    def leave_to_wrapper(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def defer_to_subclass(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Return what makes torch ask the wrapper; of a DTensor's composite op the parts are asked for.
 
         For a composite op DTensor has no rule, and would try its parts out at the global shape, in sight of this mode.
@@ -52,14 +54,14 @@ class WrapperAware(TorchDispatchMode):
         return NotImplemented
 
 
-class RecordingMode(WrapperAware):
+class RecordingMode(SubclassAwareMode):
     """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log if there is one."""
 
     def __init__(self, recorder: Recorder, undo_log: UndoLog | None = None) -> None:
         super().__init__()
         self.recorder = recorder
         self._undo_log = undo_log
-        self._calls = RealCalls(recorder)
+        self._calls = SignatureCache(recorder)
         # What is known of an op, whether it is looked into, what makes the call, and the op.
         self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
         self._lift = torch.ops.aten.lift_fresh.default
@@ -73,13 +75,13 @@ class RecordingMode(WrapperAware):
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
         recorder = self.recorder
-        meter = recorder.meter
+        meter = recorder.probe
         came = 0 if meter is None else meter.clock()
         if types:
             if recorder.unseen is not None:
                 recorder.unseen.met_subclass()
-            if is_foreign(types):
-                return self.leave_to_wrapper(func, types, args, kwargs)
+            if has_wrapper_subclass(types):
+                return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_reasoning(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
@@ -98,7 +100,7 @@ class RecordingMode(WrapperAware):
             recorder.decompose(schema.name)
             with self:
                 if meter is not None:
-                    meter.lost += meter.clock() - came + meter.per_op
+                    meter.overhead_ns += meter.clock() - came + meter.dispatch_ns
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
@@ -122,7 +124,7 @@ class RecordingMode(WrapperAware):
                     result = run(*args, **kwargs)
                 finally:
                     unseen.in_op = False
-            number, writes = self._calls.look(schema, noted, result)
+            number, writes = self._calls.spec_key(schema, noted, result)
             recorder.add(number, noted[2], writes)
             if unseen is not None:
                 unseen.after(schema, args, kwargs, noted[2], result, writes)
@@ -132,23 +134,23 @@ class RecordingMode(WrapperAware):
         result = run(*args, **kwargs)
         ended = clock()
         duration = meter.end(begun, ended)
-        number, writes = self._calls.look(schema, noted, result)
+        number, writes = self._calls.spec_key(schema, noted, result)
         recorder.add(number, noted[2], writes, meter.columns(begun, duration))
         if unseen is not None:
             unseen.after(schema, args, kwargs, noted[2], result, writes)
         meter.sample()
-        meter.lost += begun.ns - came + clock() - ended + meter.per_op
+        meter.overhead_ns += begun.ns - came + clock() - ended + meter.dispatch_ns
         return result
 
     def for_thread(self) -> RecordingMode:
         """Return a mode that does the same in another thread of the run."""
         return RecordingMode(self.recorder, self._undo_log)
 
-    def knows(self, tensors: list[Any]) -> bool:
+    def has_values(self, tensors: list[Any]) -> bool:
         """Return whether tensors hold their numbers: those on the meta device do not."""
-        return hold_numbers(tensors)
+        return have_values(tensors)
 
-    def suppose(self, op: str, what: str, *, bound: bool) -> None:
+    def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Raise RuntimeError: with numbers nothing is to be supposed."""
         raise RuntimeError(f"{op} was to be taken for {what} in a run that has numbers")
 
@@ -161,7 +163,7 @@ class RecordingMode(WrapperAware):
         with deferred(), _disable_current_modes():
             result = run()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
-        self.recorder.take_down(signature, self.recorder.storages_of(kwargs.values()), ())
+        self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
         if self.recorder.unseen is not None:
             self.recorder.unseen.wrote(kwargs)
         return result

@@ -19,7 +19,7 @@ _WHOLE = frozenset({int, bool})
 _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
 
 
-class _Look:
+class _SpecKey:
     """What a tensor looks like; one object for all that look alike, since to hash a spec takes long."""
 
     __slots__ = ("spec",)
@@ -28,7 +28,7 @@ class _Look:
         self.spec = spec
 
 
-class _Unusual(Exception):
+class _Uncacheable(Exception):
     """An argument whose looks are not told by a key."""
 
 
@@ -37,7 +37,7 @@ class _Unusual(Exception):
 Noted = tuple[tuple[Value, ...], "dict[Any, int] | None", Sequence[int]]
 
 
-class RealCalls:
+class SignatureCache:
     """The calls that were met in a run, by their arguments' looks and then by their results'.
 
     All of it runs between two kernels, which leave nothing in the processor's caches: each thing that is looked at
@@ -48,8 +48,8 @@ class RealCalls:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         # By shape, dtype and the device's name.
-        self._looks: dict[tuple[torch.Size, torch.dtype, str], _Look] = {}
-        self._values = ValueReader(hold_numbers)
+        self._looks: dict[tuple[torch.Size, torch.dtype, str], _SpecKey] = {}
+        self._values = ValueReader(have_values)
         self._met: dict[str, dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, int]]]] = {}
 
     def note(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Noted:
@@ -59,7 +59,7 @@ class RealCalls:
             key = self._key(args, reads, "outside")
             for name, value in kwargs.items():
                 key += name, *self._key((value,), reads, "outside")
-        except _Unusual:
+        except _Uncacheable:
             return self._describe(schema, args, kwargs), None, self._recorder.storages_of((*args, *kwargs.values()))
         met = self._met.get(schema.name)
         if met is None:
@@ -78,7 +78,7 @@ class RealCalls:
             return inputs
         return state_values(inputs, schema.valued, self._values.read(schema.valued, args, kwargs))
 
-    def look(self, schema: OpSchema, noted: Noted, result: Any) -> tuple[int, Sequence[int]]:
+    def spec_key(self, schema: OpSchema, noted: Noted, result: Any) -> tuple[int, Sequence[int]]:
         """Return the number of a call's signature, after it was made, and the storages of its results."""
         inputs, numbers, _ = noted
         writes: list[int] = []
@@ -90,7 +90,7 @@ class RealCalls:
                     key = result.shape, result.dtype
                 else:
                     key = tuple(self._key((result,), writes, "op"))
-            except (RuntimeError, _Unusual):
+            except (RuntimeError, _Uncacheable):
                 numbers = None
         number = None if numbers is None else numbers.get(key)
         if number is None:
@@ -112,11 +112,11 @@ class RealCalls:
                     index = recorder.storage_of(value, origin)
                     place = value.shape, value.dtype, recorder.storages[index][1]
                 except RuntimeError:
-                    raise _Unusual from None
+                    raise _Uncacheable from None
                 storages.append(index)
                 look = self._looks.get(place)
                 if look is None:
-                    look = self._looks[place] = _Look(describe_tensor(value))
+                    look = self._looks[place] = _SpecKey(describe_tensor(value))
                 key.append(look)
             elif kind in _PLAIN:
                 key.append(value)
@@ -129,10 +129,10 @@ class RealCalls:
                 whole = _WHOLE.issuperset(map(type, value))
                 key.append(tuple(value) if whole else tuple(self._key(value, storages, origin)))
             else:
-                raise _Unusual
+                raise _Uncacheable
         return key
 
 
-def hold_numbers(tensors: Sequence[torch.Tensor]) -> bool:
+def have_values(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether tensors hold their numbers: those on the meta device do not."""
     return all(tensor.device.type != "meta" for tensor in tensors)

@@ -22,7 +22,7 @@ class _Numbers:
         self.given: dict[int, tuple[int, str]] = {}
 
 
-class Owners:
+class NodeOwners:
     """Stacks by the sequence numbers of the nodes that were made under them.
 
     Autograd numbers its nodes as it makes them, and makes the node of an op before a dispatch mode sees that op; only
@@ -38,7 +38,7 @@ class Owners:
         self._mark = object()
         self._has_marks = False
 
-    def look(self, stack: int, op: str = "") -> None:
+    def note(self, stack: int, op: str = "") -> None:
         """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
         number = _next_number()
         numbers = self._threads.get(get_ident())
@@ -76,7 +76,7 @@ class Owners:
             if len(numbers.given) > count:
                 numbers.given = dict(list(numbers.given.items())[-count:])
 
-    def of(self, node: Any) -> int | None:
+    def stack_of(self, node: Any) -> int | None:
         """Return the stack under which a node was made, or None where no recording saw that."""
         if self._has_marks and self._mark in node.metadata:
             mark: int = node.metadata[self._mark]

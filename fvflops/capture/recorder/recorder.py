@@ -14,11 +14,11 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
-from fvflops.capture.instrument.probe import Meter
-from fvflops.capture.recorder.autograd_owners import Owners
+from fvflops.capture.instrument.probe import Probe
+from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
 from fvflops.capture.recorder.signature import OpSchema, describe_result, describe_tensor, tensors_of
-from fvflops.capture.recorder.thread_state import Opened, Strand
+from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.unseen_work import UNINITIALISED, UnseenWork
@@ -34,7 +34,7 @@ from fvflops.trace import (
     Value,
     tensors_in,
 )
-from fvflops.trace.lazy_records import Rows
+from fvflops.trace.lazy_records import LazyRecords
 
 Result = TypeVar("Result")
 
@@ -47,14 +47,14 @@ _REENTRANT = "CheckpointFunctionBackward"
 _TORCHS_OWN: type = CheckpointFunction._backward_cls
 # The node that adds to a leaf's gradient.
 _ACCUMULATES = "AccumulateGrad"
-# Owners that are no modules of the model.
+# NodeOwners that are no modules of the model.
 BEFORE = "<before recording>"
 OUTSIDE = "<outside the model>"
 
 _current_node = torch._C._current_autograd_node
 
 
-class Recorder(Strand):
+class Recorder(ThreadState):
     """The growing record of one run: interned regions, stacks, signatures and storages, and the events in order.
 
     It is the strand of the thread that it was made in, and has others for the threads of autograd. `fresh` maps the
@@ -75,20 +75,20 @@ class Recorder(Strand):
         backward: bool = True,
         weigh: Callable[[Signature], int] | None = None,
         limit: int | None = None,
-        meter: Meter | None = None,
+        meter: Probe | None = None,
         lines: bool = False,
     ) -> None:
         super().__init__(0)
         self.stops_at = stops_at
-        self._weigh = weigh
+        self._estimate_cost = weigh
         self._limit = limit
-        self.meter = meter
+        self.probe = meter
         self._folded: tuple[_Calls, _Calls] | None = None
         self._let_go = 0
         self.thread = get_ident()
         self.recording = True
         self.failure: tuple[str, str, Exception] | None = None
-        self.homes: dict[int, str] = {}
+        self.module_of_tensor: dict[int, str] = {}
         self._home_stacks: dict[int, int] = {}
         self.fresh: dict[int, int] = {}
         self.backward = backward
@@ -107,7 +107,7 @@ class Recorder(Strand):
         # Of each region the calls that it had: what went in, what came out, and the number of that signature.
         self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
-        self._strands: dict[int, Strand] = {}
+        self._thread_states: dict[int, ThreadState] = {}
         self.has_threads = False
         self._adopted: set[int] = set()
         self._pauses = 0
@@ -119,7 +119,7 @@ class Recorder(Strand):
         # An error holds the frames that it went through, with their tensors: that of a checkpoint, which ends a rerun
         # early, is let go, and so is what ends the program.
         self._raised: tuple[BaseException | None, int] = (None, 0)
-        self.owners = Owners()
+        self.owners = NodeOwners()
         self.unseen: UnseenWork | None = None
 
     @property
@@ -127,7 +127,7 @@ class Recorder(Strand):
         """How many events were taken down."""
         return self._let_go + len(self._kept or ()) + len(self.events)
 
-    def is_here(self) -> bool:
+    def is_recording_thread(self) -> bool:
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
         if get_ident() == self.thread or get_ident() in self._adopted:
             return self.recording
@@ -136,27 +136,27 @@ class Recorder(Strand):
         modes = _get_current_dispatch_mode_stack()
         return any(getattr(mode, "recorder", None) is self for mode in modes)
 
-    def here(self) -> Strand:
+    def thread_state(self) -> ThreadState:
         """Return the strand of this thread."""
         thread = get_ident()
         if thread == self.thread:
             return self
-        strand = self._strands.get(thread)
+        strand = self._thread_states.get(thread)
         if strand is None:
-            strand = self._strands[thread] = Strand(len(self._strands) + 1)
+            strand = self._thread_states[thread] = ThreadState(len(self._thread_states) + 1)
             self.has_threads = True
         return strand
 
     def own_graph(self, results: Any, arguments: Any) -> None:
         """Note that the nodes between results and arguments were made by what runs now, in a thread of the model's."""
         if self.backward and get_ident() in self._adopted:
-            self.owners.own_graph(results, arguments, self.here().stack)
+            self.owners.own_graph(results, arguments, self.thread_state().stack)
 
     @contextmanager
     def adopted_thread(self, stack: int) -> Iterator[None]:
         """Record what this thread, which the model started, does under a stack, for as long as the context lasts."""
         thread = get_ident()
-        strand = self.here()
+        strand = self.thread_state()
         outer, strand.stack = strand.stack, stack
         self._adopted.add(thread)
         try:
@@ -191,21 +191,21 @@ class Recorder(Strand):
 
     def enter(self, region: int, values: Any) -> int:
         """Push a region and return the token that `leave` wants back; `values` are its arguments."""
-        meter = self.meter
+        meter = self.probe
         came = 0 if meter is None else meter.clock()
         inputs: tuple[Value, ...]
         if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
-            inputs = values[0].metadata.alone
+            inputs = values[0].metadata.spec_tuple
         else:
             inputs = self._specs(values)
         if self.backward:
-            strand = self.here()
+            strand = self.thread_state()
             strand.drop_ended_steps()
             base, phase = self._place(strand)
             node = _current_node()
             self.events.append(("enter", region, base, phase, strand.thread_number))
         else:
-            strand, node = self.here() if self._strands else self, None
+            strand, node = self.thread_state() if self._thread_states else self, None
             base = strand.stack
             if strand is self:
                 self.events.append(("enter", region, base))
@@ -216,20 +216,20 @@ class Recorder(Strand):
         outer = strand.stack
         strand.stack = self.inside(base, region)
         if meter is None:
-            opened.append(Opened(region, outer, base, inputs, node, None))
+            opened.append(OpenRegion(region, outer, base, inputs, node, None))
             return token
         begun = meter.begin()
-        opened.append(Opened(region, outer, base, inputs, node, begun))
+        opened.append(OpenRegion(region, outer, base, inputs, node, begun))
         begun.ns = meter.clock()
-        meter.lost += begun.ns - came
-        begun.lost = meter.lost
+        meter.overhead_ns += begun.ns - came
+        begun.overhead_ns = meter.overhead_ns
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
         """Pop a region, and whatever was left open inside it; `values` are its results, `error` what it raised."""
-        meter = self.meter
+        meter = self.probe
         left = 0 if meter is None else meter.clock()
-        strand = self.here() if self.backward or self._strands else self
+        strand = self.thread_state() if self.backward or self._thread_states else self
         region, outer, base, inputs, _, begun = strand.opened[token]
         measured: tuple[Any, ...] = ()
         if meter is not None and begun is not None:
@@ -237,12 +237,12 @@ class Recorder(Strand):
             measured = None, *meter.columns(begun, duration)
         del strand.opened[token:]
         if self.backward:
-            self.owners.look(strand.stack)
+            self.owners.note(strand.stack)
         if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not _StopRecomputationError:
             self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:
-            outputs = values.metadata.alone
+            outputs = values.metadata.spec_tuple
         else:
             outputs = _NO_TENSORS if error is not None else self._specs(values)
         calls = self._calls.setdefault(region, [])
@@ -262,7 +262,7 @@ class Recorder(Strand):
             row = ("exit", number, base, phase, strand.thread_number, (), (), error is not None)
             self.events.append((*row, *measured))
         if meter is not None:
-            meter.lost += meter.clock() - left
+            meter.overhead_ns += meter.clock() - left
 
     def inside(self, stack: int, region: int) -> int:
         """Return the number of the stack that has one more region in it than another."""
@@ -310,38 +310,38 @@ class Recorder(Strand):
             key = id(node.variable)
             stack = self._home_stacks.get(key)
             if stack is None:
-                stack = self.stack_at(self.homes[key]) if key in self.homes else 0
+                stack = self.stack_at(self.module_of_tensor[key]) if key in self.module_of_tensor else 0
                 self._home_stacks[key] = stack
             return stack
-        owner = self.owners.of(node)
+        owner = self.owners.stack_of(node)
         return self.stack_at(BEFORE) if owner is None else owner
 
-    def look(self) -> None:
+    def note_autograd_nodes(self) -> None:
         """Note that the nodes which autograd made since the last op were made by what runs now."""
-        self._place(self.here())
+        self._place(self.thread_state())
 
     def begin_rerun(self, stack: int) -> tuple[int, Any]:
         """Note that a checkpointed forward runs again, under a stack, and return what `end_rerun` wants back."""
-        strand = self.here()
-        self.look()
+        strand = self.thread_state()
+        self.note_autograd_nodes()
         before = strand.stack, strand.rerun
         strand.stack, strand.rerun = stack, _current_node()
         return before
 
     def end_rerun(self, before: tuple[int, Any]) -> None:
         """Note that a checkpointed forward has been run again, as far as it was needed."""
-        strand = self.here()
-        self.owners.look(strand.stack)
+        strand = self.thread_state()
+        self.owners.note(strand.stack)
         strand.stack, strand.rerun = before
 
     def activate(self) -> None:
         """Note that something ran under the present stack that is no op."""
-        self._active.add(self.here().stack)
+        self._active.add(self.thread_state().stack)
 
     def decompose(self, name: str) -> None:
         """Note that a composite op is looked into."""
         self._decomposed.add(name)
-        self._active.add(self._place(self.here())[0] if self.backward or self._strands else self.stack)
+        self._active.add(self._place(self.thread_state())[0] if self.backward or self._thread_states else self.stack)
 
     def call(
         self, schema: OpSchema, inputs: tuple[Value, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -349,21 +349,21 @@ class Recorder(Strand):
         """Take down one op call, after it ran; `inputs` are the normalised arguments as they were before."""
         signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
         reads = self.storages_of((*args, *kwargs.values()), "outside")
-        self.take_down(signature, reads, self.storages_of((result,), "op"))
+        self.append_call(signature, reads, self.storages_of((result,), "op"))
 
-    def call_unseen(self, op: str) -> None:
+    def record_opaque_call(self, op: str) -> None:
         """Take down one call of an op that runs where no dispatch mode sees it; all that is known of it is its name."""
-        self.take_down(Signature(op, (), (), (), f"{op}(...)"), (), ())
+        self.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
 
     def add(self, number: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
         """Take down one call of the signature with a number, and the storages that it reads and makes.
 
         `measured` are the event's columns from `start_ns` on.
         """
-        strand = self if get_ident() == self.thread else self.here()
+        strand = self if get_ident() == self.thread else self.thread_state()
         stack, phase = self._place(strand, self._signatures[number].op)
         if phase == "optimizer":
-            stack = strand.steps[-1].stack_of(reads)
+            stack = strand.active_optimizers[-1].stack_of(reads)
         # As tuples, of which Python's collector loses sight: lists would make it look through all there is.
         row = ("op", number, stack, phase, strand.thread_number, tuple(reads), tuple(writes))
         self.events.append((*row, False, None, *measured) if measured else row)
@@ -388,7 +388,7 @@ class Recorder(Strand):
     def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None:
         """Record work that no dispatch mode saw, which wrote to a storage, as one op call."""
         self._active.add(stack)
-        number, thread = self.number_of(signature), self.here().thread_number
+        number, thread = self.number_of(signature), self.thread_state().thread_number
         self.events.append(("op", number, stack, phase, thread, (), (index,)))
 
     def uninitialised(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -405,18 +405,18 @@ class Recorder(Strand):
 
     def place(self) -> tuple[int, str]:
         """Return the stack and the phase of what runs now."""
-        return self._place(self.here())
+        return self._place(self.thread_state())
 
     def innermost_region(self, stack: int) -> Region:
         """Return the innermost region of a stack, the model where there is none."""
         path = self._paths[stack]
         return list(self._regions)[path[-1]] if path else Region("module", "")
 
-    def take_down(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
+    def append_call(self, signature: Signature, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Take down one call by its signature."""
         self.add(self.number_of(signature), reads, writes)
 
-    def run_larger(self, runs: Sequence[Callable[[], Result]]) -> Result:
+    def keep_costliest_branch(self, runs: Sequence[Callable[[], Result]]) -> Result:
         """Run all of these, keep the record of the one that comes to most, the first of equals, and return its result.
 
         They are compared by what their ops count for, and where that is equal by the elements that these read and make.
@@ -439,7 +439,7 @@ class Recorder(Strand):
     def _weight_of(self, events: Sequence[tuple[Any, ...]]) -> tuple[int, int]:
         self._active.update([event[2] for event in events if event[0] == "op"])
         ops = [self._signatures[event[1]] for event in events if event[0] == "op"]
-        flops = 0 if self._weigh is None else sum(map(self._weigh, ops))
+        flops = 0 if self._estimate_cost is None else sum(map(self._estimate_cost, ops))
         return flops, sum(spec.numel for op in ops for spec in tensors_in((*op.inputs, *op.outputs)))
 
     def number(self, signature: Signature) -> int:
@@ -454,7 +454,7 @@ class Recorder(Strand):
         """Return the number of a signature that may be equal to another."""
         return self.number(self._own.setdefault(signature, signature))
 
-    def know(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
+    def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Take down the storages of tensors that exist before the run, and throughout it; return their numbers."""
         keys = list(map(id, storages))
         known = self._known
@@ -485,7 +485,7 @@ class Recorder(Strand):
                 self.events.append(("free", index, self.stack))
                 return
             # Python's collector may run in any thread.
-            strand = self._strands.get(get_ident(), self)
+            strand = self._thread_states.get(get_ident(), self)
             self.events.append(
                 ("free", index, strand.stack, self._phase(strand, _current_node()), strand.thread_number)
             )
@@ -493,19 +493,19 @@ class Recorder(Strand):
     def close(self) -> None:
         """Take nothing more down, though regions may be left that were entered before."""
         self.recording = False
-        self._kept, self.events = self._taken_down(), []
-        if self.meter is not None:
-            self._kept = self.meter.resolve(self._kept)
+        self._kept, self.events = self._columns(), []
+        if self.probe is not None:
+            self._kept = self.probe.resolve(self._kept)
         self._watches.clear()
         self.unseen = None
-        for strand in (self, *self._strands.values()):
-            strand.steps.clear()  # one that raised holds its frame
+        for strand in (self, *self._thread_states.values()):
+            strand.active_optimizers.clear()  # one that raised holds its frame
 
     def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
         """Return what was taken down so far."""
-        events = self._taken_down()
+        events = self._columns()
         if self.recording:
-            events = list(events) if self.meter is None else self.meter.resolve(events)
+            events = list(events) if self.probe is None else self.probe.resolve(events)
         calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
         outsiders = self._outsiders({*self._active, *(stack for _, stack, _ in region_calls)})
@@ -514,11 +514,11 @@ class Recorder(Strand):
             regions=tuple(self._regions),
             stacks=tuple(self._paths),
             signatures=tuple(self._signatures),
-            region_signatures=Rows(RegionSignature, list(self._region_signatures)),
+            region_signatures=LazyRecords(RegionSignature, list(self._region_signatures)),
             calls=dict(calls),
             region_calls=dict(region_calls),
-            events=Rows(_event, events) if self._folded is None else None,
-            storages=Rows(Storage, list(self.storages) if self.recording else self.storages)
+            events=LazyRecords(_event, events) if self._folded is None else None,
+            storages=LazyRecords(Storage, list(self.storages) if self.recording else self.storages)
             if self._folded is None
             else (),
             stops_at=self.stops_at,
@@ -536,7 +536,7 @@ class Recorder(Strand):
         found = {index for stack in stacks for index in self._paths[stack]}
         return [name for index, name in numbers.items() if index in found]
 
-    def _taken_down(self) -> list[tuple[Any, ...]]:
+    def _columns(self) -> list[tuple[Any, ...]]:
         if self._kept is None:
             return self.events
         return self._kept + self.events
@@ -545,7 +545,7 @@ class Recorder(Strand):
         """Return the specs of the tensors in nested values, in order."""
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
 
-    def _place(self, strand: Strand, op: str = "") -> tuple[int, str]:
+    def _place(self, strand: ThreadState, op: str = "") -> tuple[int, str]:
         """Return the stack and the phase of what runs now; in a backward pass, those of what made its node."""
         stack, phase = strand.stack, "forward"
         if not self.backward:
@@ -553,19 +553,19 @@ class Recorder(Strand):
         node = _current_node()
         owners = self.owners
         # Nearly all ops of a forward pass come no further.
-        if node is not None or strand.steps or owners.callers:
+        if node is not None or strand.active_optimizers or owners.callers:
             phase = self._phase(strand, node)
             # What a module does that is called inside a backward pass is its own, and so is what a checkpoint reruns.
             inside = node is None or node is strand.rerun or strand.has_opened_for(node)
             if not inside and phase != "optimizer":
                 stack = self.owner_of(node)
-        owners.look(stack, op)
+        owners.note(stack, op)
         return stack, phase
 
-    def _phase(self, strand: Strand, node: Any) -> str:
-        if strand.steps:
+    def _phase(self, strand: ThreadState, node: Any) -> str:
+        if strand.active_optimizers:
             strand.drop_ended_steps()
-            if strand.steps:
+            if strand.active_optimizers:
                 return "optimizer"
         if not self.backward:
             return "forward"
@@ -599,8 +599,8 @@ class Recorder(Strand):
         self.storages.append(row)
         if origin == "op":
             self.fresh[key] = index
-            if self.meter is not None:
-                self.meter.live += nbytes
+            if self.probe is not None:
+                self.probe.live += nbytes
         watch = weakref.ref(storage, self._gone)
         self._watches[id(watch)] = watch, key, index, nbytes
         return index
@@ -610,8 +610,8 @@ class Recorder(Strand):
         if self.recording:
             _, key, index, nbytes = self._watches.pop(id(watch))
             del self._known[key]
-            if self.fresh.pop(key, None) is not None and self.meter is not None:
-                self.meter.live -= nbytes
+            if self.fresh.pop(key, None) is not None and self.probe is not None:
+                self.probe.live -= nbytes
             if self.unseen is not None:
                 self.unseen.freed(index)
             self.freed(index)

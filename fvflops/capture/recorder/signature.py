@@ -15,7 +15,7 @@ import torch
 from fvflops.capture.recorder.value_reader import Valued, find_valued
 from fvflops.capture.shapes.metadata import dense_spec, dtype_name
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
-from fvflops.trace.process_group import Group
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # What torch calls the arguments of higher-order ops that a table has a row for.
 _NAMES = {
@@ -180,11 +180,11 @@ def group_size(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any])
     """Return how many ranks the process group among a call's arguments has, None where there is no group."""
     for index, value in (*enumerate(args), *((schema.position.get(name), value) for name, value in kwargs.items())):
         if isinstance(value, str) and index == schema.group:
-            group = Group.of(describe_group(value))
+            group = ProcessGroupSpec.of(describe_group(value))
         elif isinstance(value, (torch.Tensor, list, tuple)):
             continue
         else:
-            group = Group.of(describe(value))
+            group = ProcessGroupSpec.of(describe(value))
         if group is not None:
             return group.size
     return None
@@ -200,7 +200,7 @@ def _sign_group(group: Any) -> Symbol:
         steps = {after - before for before, after in pairwise(ranks)} or {0}
         axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
         step = steps.pop() if len(steps) == 1 and len(ranks) == group.size() else None
-        known = _GROUPS[group] = Group(group.group_name, group.size(), axis, ranks[0], step).symbol()
+        known = _GROUPS[group] = ProcessGroupSpec(group.group_name, group.size(), axis, ranks[0], step).symbol()
     return known
 
 

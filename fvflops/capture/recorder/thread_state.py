@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from fvflops.capture.instrument.probe import Begun
+from fvflops.capture.instrument.probe import StartMark
 from fvflops.trace import Value
 
 
-class Opened(NamedTuple):
+class OpenRegion(NamedTuple):
     """A region that is being run.
 
     The stacks to go back to and to file it under, what went in, autograd's node, and what the meter read.
@@ -19,10 +19,10 @@ class Opened(NamedTuple):
     base: int
     inputs: tuple[Value, ...]
     node: Any
-    begun: Begun | None
+    begun: StartMark | None
 
 
-class Step(Protocol):
+class OptimizerStep(Protocol):
     """An optimizer's step that goes on."""
 
     optimizer: Any
@@ -30,14 +30,14 @@ class Step(Protocol):
     def is_running(self) -> bool:
         """Return whether the step is still being made."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Note what each parameter group works with, as it is now."""
 
     def stack_of(self, reads: Any) -> int:
         """Return the stack of an op of the step that reads these storages."""
 
 
-class Strand:
+class ThreadState:
     """The place of one thread in a run.
 
     `thread_number` is 0 for the thread that is recorded, `stack` the stack that is open, `opened` the regions in it
@@ -48,10 +48,10 @@ class Strand:
     def __init__(self, thread_number: int) -> None:
         self.thread_number = thread_number
         self.stack = 0
-        self.opened: list[Opened] = []
+        self.opened: list[OpenRegion] = []
         self.reruns = 0
         self.rerun: Any = None
-        self.steps: list[Step] = []
+        self.active_optimizers: list[OptimizerStep] = []
 
     def has_opened_for(self, node: Any) -> bool:
         """Return whether the region that is open was entered while a node's backward ran."""
@@ -59,5 +59,5 @@ class Strand:
 
     def drop_ended_steps(self) -> None:
         """Forget the optimizers' steps that raised, and so told nobody of their end."""
-        while self.steps and not self.steps[-1].is_running():
-            self.steps.pop()
+        while self.active_optimizers and not self.active_optimizers[-1].is_running():
+            self.active_optimizers.pop()

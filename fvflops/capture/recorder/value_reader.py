@@ -64,7 +64,7 @@ class ValueReader:
     """
 
     def __init__(self, knows: Callable[[list[Any]], bool]) -> None:
-        self._knows = knows
+        self._has_values = knows
         self._masks: dict[tuple[Any, ...], tuple[ReferenceType[Any], int]] = {}
 
     def read(self, valued: Sequence[Valued], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
@@ -78,7 +78,11 @@ class ValueReader:
         )
 
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(tensor) or not self._knows([tensor]):
+        if (
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            or not _is_plain(tensor)
+            or not self._has_values([tensor])
+        ):
             return None
         if is_mask:
             return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None

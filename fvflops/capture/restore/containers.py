@@ -56,7 +56,7 @@ class _Kind(NamedTuple):
 _KINDS: dict[int, tuple[weakref.ref[type], _Kind]] = {}
 
 
-class Containers:
+class ContainerSnapshot:
     """What was in containers, generators and objects before a run, and where tensors among it stood.
 
     `tensors` are all that were met, `code` the functions and classes, which are not followed. What is in `seen`, by
@@ -149,7 +149,7 @@ class Containers:
         restore_all(self.restorers())
 
 
-class Surroundings(Containers):
+class Surroundings(ContainerSnapshot):
     """What code uses outside of a model, in globals, classes, closures and caches, as it was before a run.
 
     It is restored if the run has left tensors there, which belong to the run: a list in which a hook counts calls is
@@ -189,7 +189,7 @@ class Surroundings(Containers):
             found += [child for child in save(item)[2] if id(child) not in self._seen]
         if not found:
             return False
-        new = Containers(set(self._seen))
+        new = ContainerSnapshot(set(self._seen))
         new.watch(found, objects=True)
         return bool(new.tensors)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
-from fvflops.capture.restore.containers import Containers, Surroundings
+from fvflops.capture.restore.containers import ContainerSnapshot, Surroundings
 from fvflops.capture.restore.fsdp_state import sharding_state
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.namespaces import is_library
@@ -139,10 +139,10 @@ class Snapshot:
     a program's own, whose other globals are not the model's.
     """
 
-    def __init__(self, reading: Reading, inputs: Any, code: Iterable[Any] = (), *, program: bool = False) -> None:
+    def __init__(self, reading: ModelIndex, inputs: Any, code: Iterable[Any] = (), *, program: bool = False) -> None:
         self._reading = reading
         seen = set(map(id, reading.modules))
-        self._held = Containers(seen)
+        self._held = ContainerSnapshot(seen)
         self._around = Surroundings(seen, whole=not program)
         with without_modes():
             tensors = reading.tensors

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import describe_tensor
 from fvflops.capture.shapes.meta_run import META
-from fvflops.capture.shapes.metadata import Metadata, intern, is_here, metadata_of
+from fvflops.capture.shapes.metadata import Metadata, intern, is_available, metadata_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import TensorSpec
 
@@ -26,7 +26,7 @@ WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32
 Seen = tuple[torch.Tensor, Metadata, int]
 
 
-class RealTensors:
+class ConcreteTensors:
     """The real tensors of a shape run that answers for a device, where `homes` are the devices that they are on.
 
     Those of floating point that exist before the run count as unknown, small ones of integers and bools as known.
@@ -38,10 +38,10 @@ class RealTensors:
         self._recorder = recorder
         # A program may ask for "cuda", and gets the one that is current, "cuda:0" as a rule.
         self._devices = {META: device, torch.device(device.type): device, **dict.fromkeys(homes, device)}
-        if not is_here(device):
+        if not is_available(device):
             self._devices[torch.device("cpu")] = device
         # Where numbers are made that the run asks for on its device: there, if all that exists is there too.
-        alone = is_here(device) and all(home in (device, META) for home in homes)
+        alone = is_available(device) and all(home in (device, META) for home in homes)
         self._numbers_at = device if alone else torch.device("cpu")
         self._adapted: dict[Metadata, Metadata] = {}
         # Of the storages the first so many existed before the run; the others' numbers are of the run's own making.
@@ -49,7 +49,7 @@ class RealTensors:
         # By id, with what tells that the storage still lives: another may come to be where it was.
         self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def know(
+    def register(
         self,
         tensors: Sequence[torch.Tensor],
         metadata: Sequence[Metadata],
@@ -57,13 +57,13 @@ class RealTensors:
         rows: Sequence[tuple[Any, ...]],
     ) -> None:
         """Take down the storages of tensors that exist before the run, and throughout it."""
-        numbers = self._recorder.know(storages, rows)
+        numbers = self._recorder.register_storages(storages, rows)
         self._held = len(self._recorder.storages)
         adapted = {item: self._adapt(item) for item in set(metadata)}
         rewritten = map(adapted.__getitem__, metadata)
         self.seen.update(zip(map(id, tensors), zip(tensors, rewritten, numbers, strict=True), strict=True))
 
-    def look(self, tensor: torch.Tensor) -> Seen:
+    def resolve(self, tensor: torch.Tensor) -> Seen:
         """Return a real tensor with its metadata in the run and the number of its storage."""
         seen = self.seen.get(id(tensor))
         if seen is not None:
@@ -75,7 +75,7 @@ class RealTensors:
         real = metadata_of(tensor)
         metadata = self._adapt(real)
         number = self._recorder.storage_of(tensor, "outside")
-        if self._is_lost(tensor.untyped_storage()):
+        if self._is_invalid(tensor.untyped_storage()):
             metadata = _unknown(metadata)
         elif not metadata.known and number >= self._held and _could_stay(real):
             # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
@@ -84,7 +84,7 @@ class RealTensors:
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
         """Return the metadata that a tensor has in the run."""
-        return tensor.metadata if type(tensor) is ShapeTensor else self.look(tensor)[1]
+        return tensor.metadata if type(tensor) is ShapeTensor else self.resolve(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
         """Return the spec of a tensor of any layout, and of what torch.func or a graph's tracer makes of one."""
@@ -100,31 +100,31 @@ class RealTensors:
         """Return the device on which a real tensor is made that is asked for on some device."""
         return self._numbers_at if device in self._devices else device
 
-    def hold_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def have_values(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all tensors are real and hold the numbers that a real run would see."""
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"
-            and not self._is_lost(tensor.untyped_storage())
+            and not self._is_invalid(tensor.untyped_storage())
             for tensor in tensors
         )
 
-    def trust(self, tensor: torch.Tensor) -> None:
+    def mark_known(self, tensor: torch.Tensor) -> None:
         """Let a tensor that exists before the run count as known."""
-        _, metadata, number = self.look(tensor)
+        _, metadata, number = self.resolve(tensor)
         known = intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, True, metadata.bits)
         self.seen[id(tensor)] = tensor, known, number
 
-    def lose(self, tensor: torch.Tensor) -> None:
+    def invalidate(self, tensor: torch.Tensor) -> None:
         """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
         storage = tensor.untyped_storage()
-        if not self._is_lost(storage):
+        if not self._is_invalid(storage):
             self._lost[id(storage)] = weakref.ref(storage)
             for key, (seen, metadata, number) in list(self.seen.items()):
                 if metadata.known and seen.untyped_storage() is storage:
                     self.seen[key] = seen, _unknown(metadata), number
 
-    def _is_lost(self, storage: torch.UntypedStorage) -> bool:
+    def _is_invalid(self, storage: torch.UntypedStorage) -> bool:
         # torch keeps one object for a storage as long as it lives.
         lost = self._lost.get(id(storage))
         return lost is not None and lost() is storage

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.shapes.metadata import is_here
+from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
@@ -34,7 +34,7 @@ def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
     On a machine that has such a device torch chooses, but for recurrent layers: what it does for those looks at where
     weights lie in memory, and keeps a random state of its own for good.
     """
-    patches = _RECURRENT if is_here(device) else (*_RECURRENT, *_OTHERS)
+    patches = _RECURRENT if is_available(device) else (*_RECURRENT, *_OTHERS)
     return wrapped((patch, partial(_before, choice)) for patch, choice in patches)
 
 
@@ -67,7 +67,7 @@ def _recur(name: str, *args: Any) -> Any:
     else:
         data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
         lengths = []
-    torch_can = is_here(data.device) and not packed and type(params[0]) is not ShapeTensor
+    torch_can = is_available(data.device) and not packed and type(params[0]) is not ShapeTensor
     fits = torch.backends.cudnn.enabled and data.dtype in _ON_CUDNN and data.numel() > 0
     if not fits or (torch_can and not (train and dropout > 0)):
         return NotImplemented

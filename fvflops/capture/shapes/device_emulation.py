@@ -12,7 +12,7 @@ from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.meta_run import substitute
 
 
-class OnThisMachine(TorchFunctionMode):
+class MissingDeviceMode(TorchFunctionMode):
     """A function mode that asks for the CPU where a model asks for a device that this machine has not.
 
     torch would refuse before any op is dispatched. Under autograd (`trains`) it calls what torch would choose on CUDA.

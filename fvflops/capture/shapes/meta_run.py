@@ -12,7 +12,7 @@ from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.restore.restore import written_arguments
 from fvflops.capture.shapes.metadata import Metadata, bits_of, intern
 from fvflops.capture.shapes.plain_sizes import plain_sizes
-from fvflops.capture.shapes.shape_cache import Outcome, Output
+from fvflops.capture.shapes.shape_cache import CachedResult, Output
 
 META = torch.device("meta")
 
@@ -51,7 +51,7 @@ def take_apart(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | Non
     return items, lambda items: pytree.tree_unflatten(items, spec)
 
 
-class Inference:
+class OutputInference:
     """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each.
 
     A result that no argument places is on `device`; `stands_for` says for which device one that is asked for stands.
@@ -73,7 +73,7 @@ class Inference:
 
     def run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
-    ) -> Outcome:
+    ) -> CachedResult:
         """Return the outcome, without its signature; whatever the shape rule raises is raised.
 
         `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
@@ -131,7 +131,7 @@ class Inference:
             return Output(metadata, row=metadata.row if same_size else (storage.nbytes(), *metadata.row[1:]))
 
         items, build = take_apart(result)
-        return Outcome(
+        return CachedResult(
             signature=None,
             outputs=tuple(output(item) for item in items),
             build=build,

@@ -24,7 +24,19 @@ class Metadata:
     new storage for such a tensor.
     """
 
-    __slots__ = ("alone", "bits", "device", "dtype", "known", "nbytes", "place", "row", "shape", "spec", "stride")
+    __slots__ = (
+        "actual_device",
+        "bits",
+        "device",
+        "dtype",
+        "known",
+        "nbytes",
+        "row",
+        "shape",
+        "spec",
+        "spec_tuple",
+        "stride",
+    )
 
     def __init__(
         self,
@@ -39,13 +51,13 @@ class Metadata:
         self.stride = tuple(map(int, stride))
         self.dtype = dtype
         self.device = device
-        self.place = device if is_here(device) else _CPU
+        self.actual_device = device if is_available(device) else _CPU
         self.known = known
         self.bits = bits
         self.spec = dense_spec(self.shape, dtype, device)
         reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
         self.nbytes = 0 if 0 in self.shape else reach * dtype.itemsize
-        self.alone = (self.spec,)
+        self.spec_tuple = (self.spec,)
         self.row = (self.nbytes, self.spec.device, "op")
 
     def __repr__(self) -> str:
@@ -92,7 +104,7 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
     return _INTERNED.get(key) or intern(*key)
 
 
-def is_here(device: torch.device) -> bool:
+def is_available(device: torch.device) -> bool:
     """Return whether this torch can hold tensors on a device."""
     if device.type in ("cpu", "meta"):
         return True

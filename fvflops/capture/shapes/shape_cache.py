@@ -61,7 +61,7 @@ class Output(NamedTuple):
     row: tuple[int, str, str] | None = None
 
 
-class Outcome:
+class CachedResult:
     """What one way of calling an op gives: its signature and how its results are made.
 
     `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
@@ -127,7 +127,7 @@ class Outcome:
         self.view = None if only is None or only.same else only.metadata
 
 
-class KnownOp:
+class OpCache:
     """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
 
     It can depend on more than its arguments' metadata (`looks_closer`: the name of a process group, or numbers that its
@@ -157,8 +157,8 @@ class KnownOp:
     def __init__(self, func: Any) -> None:
         self.schema: OpSchema = describe_op(func)
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        self.outcomes: dict[Settings, dict[tuple[Any, ...], Outcome]] = {}
-        self.expansions: dict[tuple[Settings, StopsAt], dict[tuple[Any, ...], Outcome]] = {}
+        self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
+        self.expansions: dict[tuple[Settings, StopsAt], dict[tuple[Any, ...], CachedResult]] = {}
         self.looks_closer = self.schema.group is not None or bool(self.schema.valued)
         self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
@@ -199,15 +199,15 @@ def settings_of(device: torch.device) -> Settings:
     )
 
 
-_OPS: dict[Any, KnownOp] = {}
+_OPS: dict[Any, OpCache] = {}
 _SIGNATURES: dict[Signature, Signature] = {}
 
 
-def known_op(func: Any) -> KnownOp:
+def op_cache(func: Any) -> OpCache:
     """Return what is known of an op."""
     op = _OPS.get(func)
     if op is None:
-        op = _OPS[func] = KnownOp(func)
+        op = _OPS[func] = OpCache(func)
     return op
 
 
@@ -221,14 +221,14 @@ def outcomes() -> int:
     return sum(len(met) for op in _OPS.values() for met in op.outcomes.values())
 
 
-def clear_memo() -> None:
+def clear_cache() -> None:
     """Forget every outcome, so that the next run is as in a new process; not to be called during a run."""
     _OPS.clear()
     _SIGNATURES.clear()
     forget_metadata()
 
 
-def trim_memo() -> None:
+def trim_cache() -> None:
     """Forget everything if it has grown past the limit."""
     if interned() > _LIMIT or outcomes() > _LIMIT:
-        clear_memo()
+        clear_cache()

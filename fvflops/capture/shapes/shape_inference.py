@@ -10,42 +10,42 @@ import torch
 from fvflops.capture.recorder.signature import describe, describe_result, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, state_values
 from fvflops.capture.restore.interrupts import is_interrupt
-from fvflops.capture.shapes.concrete_tensors import WHOLE, RealTensors, is_small
-from fvflops.capture.shapes.meta_run import Inference, substitute
+from fvflops.capture.shapes.concrete_tensors import WHOLE, ConcreteTensors, is_small
+from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.rules.choice import choose_rule
-from fvflops.capture.shapes.shape_cache import KnownOp, Outcome, Output, Settings, intern_signature
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, intern_signature
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.trace import Signature, Symbol
 
 
-class Learner:
+class OpInference:
     """Finds out what calls give, on a device, by rules; a call that needs numbers which are not there raises."""
 
-    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, reals: RealTensors) -> None:
+    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, reals: ConcreteTensors) -> None:
         self._device = device
         self._settings = settings
         self._rules = rules
         self._reals = reals
-        self.values = ValueReader(reals.hold_numbers)
+        self.values = ValueReader(reals.have_values)
 
-    def learn(
+    def infer(
         self,
         func: Any,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         tensors: list[torch.Tensor],
         key: tuple[Any, ...],
-    ) -> Outcome:
+    ) -> CachedResult:
         """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
         name = op.schema.name
         metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
         # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
         known = not op.needs_others(args, kwargs) and all(item.known for item in metadata)
-        inference = Inference(op.schema, tensors, metadata, self._device, self._reals.device_for)
-        rule = choose_rule(func, self._rules.instead)
+        inference = OutputInference(op.schema, tensors, metadata, self._device, self._reals.device_for)
+        rule = choose_rule(func, self._rules.replacement_for)
         remember = True
         try:
             outcome = inference.run(rule, args, kwargs)
@@ -53,8 +53,8 @@ class Learner:
             if is_interrupt(error):
                 raise
             computable = known and tensors and isinstance(func, torch._ops.OpOverload)
-            if computable or (self._rules.needs_values(name) and self._reals.hold_numbers(tensors)):
-                outcome, remember = Outcome(None, concrete=True), bool(computable)
+            if computable or (self._rules.is_data_dependent(name) and self._reals.have_values(tensors)):
+                outcome, remember = CachedResult(None, concrete=True), bool(computable)
             else:
                 outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
         if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
@@ -70,7 +70,7 @@ class Learner:
 
     def sign(
         self,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         outputs: Sequence[Output],
@@ -97,35 +97,35 @@ class Learner:
     def _learn_by_values(
         self,
         name: str,
-        inference: Inference,
+        inference: OutputInference,
         rule: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         error: Exception,
-    ) -> Outcome:
+    ) -> CachedResult:
         """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
         if any(item.known for item in inference.metadata):
             try:
                 return inference.run(rule, args, kwargs, keep_known=True)
-            except ValueNeeded as second:
+            except DataDependentError as second:
                 error = second
             except Exception as second:  # of known numbers and others together: the first error is the op's own
                 if is_interrupt(second):
                     raise
-        sized = self._rules.sized(name)
+        sized = self._rules.assumed_size(name)
         if sized is not None:
             return inference.run(sized, args, kwargs)
-        if self._rules.needs_values(name) and not isinstance(error, ValueNeeded):
-            raise ValueNeeded(f"{name} needs numbers, and this run has only shapes") from error
+        if self._rules.is_data_dependent(name) and not isinstance(error, DataDependentError):
+            raise DataDependentError(f"{name} needs numbers, and this run has only shapes") from error
         raise error
 
 
-def _stays(metadata: Metadata, op: KnownOp) -> bool:
+def _stays(metadata: Metadata, op: OpCache) -> bool:
     """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
     return metadata.numel <= 1 if op.random and metadata.dtype not in WHOLE else is_small(metadata)
 
 
-def _is_promoted(inputs: Sequence[Metadata], outcome: Outcome) -> bool:
+def _is_promoted(inputs: Sequence[Metadata], outcome: CachedResult) -> bool:
     """Return whether a call made floating-point numbers of whole ones, in the default dtype."""
     results = [item.metadata.dtype for item in outcome.outputs if item.metadata is not None]
     if not any(dtype.is_floating_point or dtype.is_complex for dtype in results):

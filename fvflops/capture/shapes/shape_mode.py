@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fvflops.capture.real.real_mode import WrapperAware, is_foreign
+from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import (
     OpSchema,
@@ -20,14 +20,22 @@ from fvflops.capture.recorder.signature import (
 )
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.collectives import completed_work, is_work
-from fvflops.capture.shapes.concrete_tensors import RealTensors
+from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, take_apart
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import KnownOp, Outcome, Output, context_of, is_autocast, known_op, settings_of
-from fvflops.capture.shapes.shape_inference import Learner
-from fvflops.capture.shapes.shape_tensor import Home, Place, ShapeTensor, ValueNeeded, make
+from fvflops.capture.shapes.shape_cache import (
+    CachedResult,
+    OpCache,
+    Output,
+    context_of,
+    is_autocast,
+    op_cache,
+    settings_of,
+)
+from fvflops.capture.shapes.shape_inference import OpInference
+from fvflops.capture.shapes.shape_tensor import DataDependentError, OwnedStorage, ShapeTensor, StorageRef, make
 from fvflops.capture.unseen.fake_tensors import is_reasoning
 from fvflops.trace import Signature
 
@@ -41,10 +49,10 @@ _TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to a
 _OURS = (ShapeTensor,)
 
 # An op's outcomes, what is known of it, what to do instead of looking there, and the op.
-_Plan = tuple[dict[tuple[Any, ...], Outcome], KnownOp, Callable[..., Any] | None, Any]
+_Plan = tuple[dict[tuple[Any, ...], CachedResult], OpCache, Callable[..., Any] | None, Any]
 
 
-class ShapeMode(WrapperAware):
+class ShapeMode(SubclassAwareMode):
     """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
 
     Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
@@ -64,17 +72,17 @@ class ShapeMode(WrapperAware):
     ) -> None:
         super().__init__()
         self.device = device
-        self.reals = RealTensors(recorder, device, homes)
+        self.reals = ConcreteTensors(recorder, device, homes)
         self._rules = rules
         self._settings = settings_of(device)
-        self._learner = Learner(device, self._settings, rules, self.reals)
+        self._learner = OpInference(device, self._settings, rules, self.reals)
         self.recorder = recorder
         recorder.describe = self.reals.spec_of
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
         self._numbers: dict[int, int] = {}
         # The ops seen inside the composite op that is being looked into, and the storages they read and write.
-        self._inside: list[tuple[Outcome, Sequence[int], Sequence[int]]] | None = None
+        self._inside: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
 
@@ -92,28 +100,29 @@ class ShapeMode(WrapperAware):
         self.recorder.describe = self.reals.spec_of
         return mode
 
-    def needs_value(self, name: str) -> ValueNeeded:
+    def needs_value(self, name: str) -> DataDependentError:
         """Return the error of an op that asks for a number which is not there."""
-        error = ValueNeeded(f"{name} needs numbers, and this run has only shapes")
+        error = DataDependentError(f"{name} needs numbers, and this run has only shapes")
         self.recorder.fail(name, error)
         return error
 
     def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
         """Return a shape tensor for a tensor that exists before the run: a leaf that wants a gradient where it does."""
-        _, metadata, index = self.reals.look(tensor)
-        twin = make(metadata, Place(self, index), tensor.requires_grad)
+        _, metadata, index = self.reals.resolve(tensor)
+        twin = make(metadata, StorageRef(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             twin._is_param = True
         return twin
 
-    def knows(self, tensors: list[Any]) -> bool:
+    def has_values(self, tensors: list[Any]) -> bool:
         """Return whether tensors hold the numbers that a real run sees."""
-        return self.reals.hold_numbers(tensors)
+        return self.reals.have_values(tensors)
 
-    def suppose(self, op: str, what: str, *, bound: bool) -> None:
-        """Note what an op was taken to do for want of a number, or raise ValueNeeded where a real run would tell.
+    def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
+        """Note what an op was taken to do for want of a number.
 
-        `bound` says that it does no more than that, and is noted in any case.
+        Where a real run would tell it raises DataDependentError. `bound` says that the op does no more than that, and
+        is noted in any case.
         """
         if self._rules.exact and not bound:
             raise self.needs_value(op)
@@ -125,11 +134,13 @@ class ShapeMode(WrapperAware):
         outputs = tuple(map(self.reals.spec_of, self.recorder.uninitialised(tensors)))
         for tensor in tensors:
             if type(tensor) is not ShapeTensor:
-                self.reals.lose(tensor)
+                self.reals.invalidate(tensor)
         plain = substitute(dict(kwargs), self.reals.spec_of, self.reals.device_for)
-        homes = [tensor.home.index if type(tensor) is ShapeTensor else self.reals.look(tensor)[2] for tensor in tensors]
+        homes = [
+            tensor.home.index if type(tensor) is ShapeTensor else self.reals.resolve(tensor)[2] for tensor in tensors
+        ]
         signature = Signature(schema.name, schema.names, normalise(schema, (), plain), outputs, schema.text, source)
-        self.recorder.take_down(signature, homes, ())
+        self.recorder.append_call(signature, homes, ())
 
     def __torch_dispatch__(
         self,
@@ -147,8 +158,8 @@ class ShapeMode(WrapperAware):
             plan = self._plan(func)
         outcomes, op, special, _ = plan
         if types != _OURS:
-            if is_foreign(types):
-                return self.leave_to_wrapper(func, types, args, kwargs or {})
+            if has_wrapper_subclass(types):
+                return self.defer_to_subclass(func, types, args, kwargs or {})
             if is_reasoning(types):
                 return func(*args, **(kwargs or {}))
         known = self.reals.seen
@@ -197,7 +208,7 @@ class ShapeMode(WrapperAware):
             storages = recorder.storages
             index = len(storages)
             storages.append(outcome.row)
-            result: Any = make(fresh, Home(self, recorder, index))
+            result: Any = make(fresh, OwnedStorage(self, recorder, index))
             self._note(outcome, reads, (index,))
             return result
         source = outcome.source
@@ -213,15 +224,15 @@ class ShapeMode(WrapperAware):
     def _learn(
         self,
         func: Any,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         tensors: list[torch.Tensor],
         key: tuple[Any, ...],
-    ) -> Outcome:
+    ) -> CachedResult:
         """Return the outcome of a call that is not remembered, or is with another default dtype."""
         try:
-            return self._learner.learn(func, op, args, kwargs, tensors, key)
+            return self._learner.infer(func, op, args, kwargs, tensors, key)
         except Exception as error:  # the model may catch it, and take another path than it would have
             self.recorder.fail(op.schema.name, error)
             raise
@@ -237,28 +248,28 @@ class ShapeMode(WrapperAware):
             more.append(self._learner.values.read(schema.valued, args, kwargs))
         return more
 
-    def _counts_on(self, op: KnownOp, outcome: Outcome, tensors: Sequence[torch.Tensor]) -> bool:
+    def _counts_on(self, op: OpCache, outcome: CachedResult, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
         small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
-        return bool(small) and self.reals.hold_numbers(tensors)
+        return bool(small) and self.reals.have_values(tensors)
 
     def _make_results(
         self,
         func: Any,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
         reads: Sequence[int],
-        outcome: Outcome,
+        outcome: CachedResult,
     ) -> Any:
         """Return what a call gives by its outcome, whatever that is."""
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
-                self.reals.lose(tensors[index])
+                self.reals.invalidate(tensors[index])
         for index, grown in outcome.grown:
-            self._grow(op, tensors[index], grown)
+            self._resize(op, tensors[index], grown)
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
@@ -270,7 +281,7 @@ class ShapeMode(WrapperAware):
             elif source is None:
                 index = self._new_storage(row)
                 writes.append(index)
-                results.append(make(metadata, Home(self, self.recorder, index)))
+                results.append(make(metadata, OwnedStorage(self, self.recorder, index)))
             else:
                 tensor = tensors[source]
                 writes.append(reads[source])
@@ -310,7 +321,7 @@ class ShapeMode(WrapperAware):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
-        outcome: Outcome,
+        outcome: CachedResult,
     ) -> list[Any]:
         """Return the results of a view op, real views of the tensors that are real; None stands for the others."""
         if not any(type(tensor) is ShapeTensor for tensor in tensors):
@@ -328,7 +339,7 @@ class ShapeMode(WrapperAware):
         storages.append(row)
         return len(storages) - 1
 
-    def _note(self, outcome: Outcome, reads: Sequence[int], writes: Sequence[int]) -> None:
+    def _note(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self.recorder
         number = self._numbers.get(id(outcome))
         if number is None:
@@ -344,7 +355,7 @@ class ShapeMode(WrapperAware):
             self._inside.append((outcome, reads, writes))
 
     def _plan(self, func: Any) -> _Plan:
-        op = known_op(func)
+        op = op_cache(func)
         plan: _Plan = op.outcomes.setdefault(self._settings, {}), op, None, func
         if op.schema.composite and op.schema.name not in self.recorder.stops_at:
             self.recorder.decompose(op.schema.name)
@@ -356,7 +367,7 @@ class ShapeMode(WrapperAware):
     def _decompose(
         self,
         func: Any,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         reads: list[int],
@@ -381,7 +392,7 @@ class ShapeMode(WrapperAware):
                 op.expansions[self._settings, self.recorder.stops_at][key] = outcome
         return result
 
-    def _expands_always(self, op: KnownOp, outcome: Outcome) -> bool:
+    def _expands_always(self, op: OpCache, outcome: CachedResult) -> bool:
         """Return whether a composite op comes down to the same whatever else is set: autocast, a kernel's switch."""
         assert outcome.signature is not None
         inner = outcome.signature.op
@@ -401,7 +412,7 @@ class ShapeMode(WrapperAware):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = Home(self, self.recorder, self._new_storage(metadata.row))
+            home = OwnedStorage(self, self.recorder, self._new_storage(metadata.row))
             self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
@@ -423,7 +434,7 @@ class ShapeMode(WrapperAware):
         if isinstance(value, (list, tuple)):
             return tuple([item if type(item) is int else self._key(item, tensors, reads) for item in value])
         if isinstance(value, torch.Tensor):
-            _, metadata, index = self.reals.look(value)
+            _, metadata, index = self.reals.resolve(value)
             tensors.append(value)
             reads.append(index)
             return metadata
@@ -433,11 +444,11 @@ class ShapeMode(WrapperAware):
     def _compute(
         self,
         func: Any,
-        op: KnownOp,
+        op: OpCache,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         reads: list[int],
-        outcome: Outcome,
+        outcome: CachedResult,
     ) -> Any:
         """Run an op for real, on tensors that are known and small."""
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
@@ -463,7 +474,7 @@ class ShapeMode(WrapperAware):
             self._inside.append((outcome, reads, writes))
         return result
 
-    def _grow(self, op: KnownOp, tensor: torch.Tensor, metadata: Metadata) -> None:
+    def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Give an argument the metadata that the op gives it."""
         if type(tensor) is not ShapeTensor:
             raise self.needs_value(op.schema.name)

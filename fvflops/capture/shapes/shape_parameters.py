@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.shapes.shape_mode import ShapeMode
 
 
-class StandIns:
+class ShapeParameters:
     """Shape tensors for those tensors that are on another device than the run.
 
     Autograd wants a gradient on the device of what it belongs to.
@@ -33,7 +33,7 @@ class StandIns:
         if twin is None:
             if is_traceable_wrapper_subclass(tensor):
                 twin = self._wrap_again(tensor)
-            elif self._mode.reals.look(tensor)[1].known:
+            elif self._mode.reals.resolve(tensor)[1].known:
                 return tensor  # the run computes with its numbers, and autograd wants no gradient of it
             else:
                 twin = self._mode.stand_in(tensor)
@@ -45,7 +45,7 @@ class StandIns:
         """Return nested values with what stands for their tensors."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
-    def put_into(self, reading: Reading) -> None:
+    def put_into(self, reading: ModelIndex) -> None:
         """Put what stands for them in the place of a model's parameters and buffers; a snapshot puts these back."""
         for module in reading.names:
             for tensors in (module._parameters, module._buffers):
@@ -60,7 +60,7 @@ class StandIns:
                     None if item is None else weakref.ref(item)  # type: ignore[arg-type]
                     for item in flat
                 ]
-        homes = self._mode.recorder.homes
+        homes = self._mode.recorder.module_of_tensor
         homes.update({id(twin): homes[key] for key, twin in self._twins.items() if key in homes})
 
     def _wrap_again(self, tensor: Any) -> torch.Tensor:

@@ -10,14 +10,14 @@ import torch
 from fvflops.capture.shapes.metadata import Metadata
 
 
-class ValueNeeded(RuntimeError):
+class DataDependentError(RuntimeError):
     """The number of a tensor was asked for, and there is none."""
 
 
 class Run(Protocol):
     """The run in which a shape tensor came to be."""
 
-    def needs_value(self, name: str) -> ValueNeeded:
+    def needs_value(self, name: str) -> DataDependentError:
         """Return the error that says who asked for a number."""
 
 
@@ -28,7 +28,7 @@ class Record(Protocol):
         """Take down that nothing refers to a storage any more."""
 
 
-class Place:
+class StorageRef:
     """What stands for the storage of shape tensors: views share it; `index` is its number in the record."""
 
     __slots__ = ("index", "run")
@@ -38,7 +38,7 @@ class Place:
         self.index = index
 
 
-class Home(Place):
+class OwnedStorage(StorageRef):
     """A place that the run made, whose end is taken down."""
 
     __slots__ = ("record",)
@@ -73,11 +73,11 @@ class ShapeStorage:
 class ShapeTensor(torch.Tensor):
     """A tensor without numbers: it answers for its device, and autograd works on it, but only a shape run computes.
 
-    Outside its run, and where a number is asked for, it raises ValueNeeded.
+    Outside its run, and where a number is asked for, it raises DataDependentError.
     """
 
     metadata: Metadata
-    home: Place
+    home: StorageRef
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # type: ignore[misc]
         """Return a parameter: code that makes one of a parameter's own class, as accelerate does, gets it from this."""
@@ -95,7 +95,7 @@ class ShapeTensor(torch.Tensor):
             if isinstance(tensor, ShapeTensor):  # a thread in which the run's mode is not on, whose errors may be lost
                 tensor.home.run.needs_value(str(func))
                 break
-        raise ValueNeeded(
+        raise DataDependentError(
             f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
             'analyse with execution="real" if the model keeps tensors'
         )
@@ -104,11 +104,11 @@ class ShapeTensor(torch.Tensor):
         return f"ShapeTensor({self.metadata.spec}, device={self.metadata.device})"
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        """Raise ValueNeeded."""
+        """Raise DataDependentError."""
         raise self.home.run.needs_value("Tensor.numpy")
 
     def tolist(self) -> NoReturn:
-        """Raise ValueNeeded."""
+        """Raise DataDependentError."""
         raise self.home.run.needs_value("Tensor.tolist")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
@@ -163,7 +163,7 @@ _new = torch.Tensor._make_wrapper_subclass
 _refuse_pointer = torch._C._set_throw_on_mutable_data_ptr
 
 
-def make(metadata: Metadata, home: Place, requires_grad: bool = False) -> ShapeTensor:
+def make(metadata: Metadata, home: StorageRef, requires_grad: bool = False) -> ShapeTensor:
     """Return a shape tensor of some metadata that lives in a home."""
     tensor = _new(
         ShapeTensor,
@@ -173,7 +173,7 @@ def make(metadata: Metadata, home: Place, requires_grad: bool = False) -> ShapeT
         None,
         metadata.dtype,
         torch.strided,
-        metadata.place,
+        metadata.actual_device,
         False,
         requires_grad,
     )

@@ -36,7 +36,7 @@ def _around_export(recorder: Recorder, original: Callable[..., Any], *, floats: 
     def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         unseen = recorder.unseen
         is_data = not floats or tensor.is_floating_point() or tensor.is_complex()
-        if unseen is not None and is_data and not recorder.paused and recorder.is_here():
+        if unseen is not None and is_data and not recorder.paused and recorder.is_recording_thread():
             unseen.exported(tensor, sys._getframe(1))
         return original(tensor, *args, **kwargs)
 
@@ -47,7 +47,7 @@ def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable
     def take_in(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor: torch.Tensor = original(*args, **kwargs)
         unseen = recorder.unseen
-        if unseen is not None and not recorder.paused and recorder.is_here():
+        if unseen is not None and not recorder.paused and recorder.is_recording_thread():
             unseen.imported(tensor)
         return tensor
 

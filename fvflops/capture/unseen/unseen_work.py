@@ -248,7 +248,9 @@ class UnseenWork:
         if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
             self.met_subclass()
         self._owner = owner
-        is_final = owner is not None and len(self._recorder.here().opened) == 1  # the model's result is read outside
+        is_final = (
+            owner is not None and len(self._recorder.thread_state().opened) == 1
+        )  # the model's result is read outside
         for tensor, _ in _with_storages(values):
             index = self._index(tensor)
             # What a module passes on as it came is yet to be written to.
@@ -325,7 +327,7 @@ class UnseenWork:
 
     def _is_inside(self) -> bool:
         """Return whether what runs now belongs to a call of the model, or to the backward pass of one."""
-        return bool(self._recorder.here().opened) or _current_node() is not None
+        return bool(self._recorder.thread_state().opened) or _current_node() is not None
 
     def _site(self, source: SourceLine | None = None) -> _Site:
         stack, phase = self._recorder.place()

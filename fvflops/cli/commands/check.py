@@ -7,13 +7,13 @@ import argparse
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.cli.commands.count import write
-from fvflops.cli.sources import analyse
+from fvflops.cli.sources import open_analysis
 from fvflops.features.budget import report
-from fvflops.features.budget.budget import judge, rewrite_budget
+from fvflops.features.budget.budget import check_budget, rewrite_budget
 from fvflops.features.budget.budget_file import find_budget, load_budgets
-from fvflops.features.budget.model import Budget, Verdict
+from fvflops.features.budget.model import Budget, BudgetReport
 from fvflops.formulas import load_table
-from fvflops.reports.names import show, show_short
+from fvflops.reports.names import printable, printable_short
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,12 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(wanted)
     if arguments.update:
         paths.check_writable(arguments.budget)
-    analysis = analyse(arguments.model, arguments, table)
+    analysis = open_analysis(arguments.model, arguments, table)
     if arguments.update:
         write(_update(analysis, budget, name, arguments), arguments.output)
         budget = load_budgets(arguments.budget)[name]
     assert budget is not None  # find_budget has raised, or _update has written it
-    verdict = judge(analysis, budget, table=wanted)
+    verdict = check_budget(analysis, budget, table=wanted)
     if not arguments.update:
         write(report.render(verdict), arguments.output)
     _summarise(verdict, arguments.summary)
@@ -52,13 +52,17 @@ def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, argum
         arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
     )
     if not changes:
-        return f"{show(arguments.budget)}: {show_short(name)} is as it stands there."
-    lines = [f"{show(arguments.budget)}: {show_short(name)} {'updated' if budget else 'added'}."]
+        return f"{printable(arguments.budget)}: {printable_short(name)} is as it stands there."
+    lines = [f"{printable(arguments.budget)}: {printable_short(name)} {'updated' if budget else 'added'}."]
     for what, old, new in changes:
-        lines.append(f"  {show_short(what)}: {new}" if old is None else f"  {show_short(what)}: {show(old)} → {new}")
+        lines.append(
+            f"  {printable_short(what)}: {new}"
+            if old is None
+            else f"  {printable_short(what)}: {printable(old)} → {new}"
+        )
     return "\n".join(lines)
 
 
-def _summarise(verdict: Verdict, path: str | None) -> None:
+def _summarise(verdict: BudgetReport, path: str | None) -> None:
     if path is not None:
         paths.append_text(path, report.render_markdown(verdict) + "\n\n")

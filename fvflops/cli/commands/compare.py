@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
-from fvflops.cli.commands.count import parse_assumptions, run_on, write
+from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
 from fvflops.cli.models import load_model
 from fvflops.features.conventions import report
 from fvflops.features.conventions.compare import compare
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     subject.model.train(arguments.train)
     # The reference comes first, and once.
     tables = list(dict.fromkeys([arguments.table, *names])) if names else ()
-    compared = run_on(
+    compared = with_input_hint(
         subject,
         lambda: compare(
             subject.model,

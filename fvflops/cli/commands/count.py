@@ -10,19 +10,18 @@ from typing import TypeVar
 
 from fvflops import __version__, paths
 from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, calls, summarise
-from fvflops.analysis.breakdown import break_down
-from fvflops.analysis.text import tell_about
+from fvflops.analysis.breakdown import read_breakdown
+from fvflops.analysis.text import describe_run
 from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import Subject, load_model
-from fvflops.cli.terminal import find_screen
-from fvflops.counting.unsupported_places import find_unknown_places
+from fvflops.cli.models import LoadedModel, load_model
+from fvflops.cli.terminal import find_terminal
+from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import load_table
 from fvflops.reports import GRAPHS, PAGES, PICTURES, REPORTS, csv, markdown
 from fvflops.reports.fvcore import table as table_report
 from fvflops.reports.pictures import picture
-from fvflops.reports.terminal import op_coverage as ledger
-from fvflops.reports.terminal import terminal
+from fvflops.reports.terminal import op_coverage, terminal
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Status, Summary
@@ -71,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         lines=arguments.by in ("op", "line") or arguments.format == "model-explorer",
     )
     flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    run_on(subject, flops.trace)
+    with_input_hint(subject, flops.trace)
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
-        places = find_unknown_places(flops.trace(), flops.counts())
+        places = find_unsupported_places(flops.trace(), flops.counts())
         listed = ", ".join(f"{op} ×{times} (in {format_places(places[op])})" for op, times in unknown.most_common())
         raise ValueError(f"table {table.name!r} has no row for {listed} (--strict)")
     for path, format in files.items():
@@ -86,10 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         write(_render_calls(flops, arguments), arguments.output)
         return 0
     if arguments.format in PAGES:
-        write("".join(PAGES[arguments.format](break_down(flops))), arguments.output)
+        write("".join(PAGES[arguments.format](read_breakdown(flops))), arguments.output)
         return 0
     if arguments.format in PICTURES:
-        figure = PICTURES[arguments.format](break_down(flops), depth=arguments.depth)
+        figure = PICTURES[arguments.format](read_breakdown(flops), depth=arguments.depth)
         paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
         return 0
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
@@ -105,25 +104,25 @@ def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> st
             text = flops.module_call_table(depth=arguments.depth)
         else:
             text = flops.op_table() if arguments.by == "op" else flops.line_table()
-        return f"{text}\n\n{ledger.render(summarise(flops))}"
+        return f"{text}\n\n{op_coverage.render(summarise(flops))}"
     rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
     if arguments.format == "csv":
         return csv.write_rows(rows)
-    return write_json(rows, {"fvflops": __version__, **tell_about(flops)})
+    return write_json(rows, {"fvflops": __version__, **describe_run(flops)})
 
 
 def _render(summary: Summary, arguments: argparse.Namespace) -> str:
     if arguments.format not in _LISTS:
         text = REPORTS[arguments.format](summary, by=arguments.by, depth=arguments.depth)
-        return f"{text}\n\n{ledger.render(summary)}" if arguments.format in ("fvcore", "tree") else text
+        return f"{text}\n\n{op_coverage.render(summary)}" if arguments.format in ("fvcore", "tree") else text
     summary = collapse(summary) if arguments.collapse else summary
     options = {"by": arguments.by, "depth": arguments.depth, "sort": arguments.sort, "top": arguments.top}
     if arguments.format != "table":
         return _LISTS[arguments.format](summary, **options)
-    screen = find_screen(sys.stdout) if arguments.output is None else None
+    screen = find_terminal(sys.stdout) if arguments.output is None else None
     if screen is not None:
         return terminal.render(summary, **options, **screen._asdict())
-    return f"{table_report.render(summary, **options)}\n\n{ledger.render(summary)}"
+    return f"{table_report.render(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def _check_rows(arguments: argparse.Namespace) -> None:
@@ -162,7 +161,7 @@ def _check_picture(arguments: argparse.Namespace) -> None:
     picture.check_drawable()
 
 
-def run_on(subject: Subject, analyse: Callable[[], T]) -> T:
+def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
     """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
     try:
         return analyse()

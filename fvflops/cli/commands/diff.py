@@ -7,9 +7,9 @@ import os
 from difflib import get_close_matches
 
 from fvflops.cli.commands.count import write
-from fvflops.cli.sources import FILES, analyse
+from fvflops.cli.sources import FILES, open_analysis
 from fvflops.features.diff import report
-from fvflops.features.diff.diff import subtract_traces
+from fvflops.features.diff.diff import diff_traces
 from fvflops.formulas import load_table
 
 FORMATS = ("text", "markdown", "json")
@@ -21,10 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
         near = get_close_matches(arguments.format, FORMATS, n=1, cutoff=0.0)[0]
         raise ValueError(f"diff writes {', '.join(FORMATS)}, not {arguments.format!r}: take {near!r}")
     table = load_table(arguments.table)
-    first = analyse(arguments.model, arguments, table)
+    first = open_analysis(arguments.model, arguments, table)
     # A file has inputs of its own: those of A are not meant for it.
     is_file = arguments.other.endswith(FILES)
-    second = analyse(
+    second = open_analysis(
         arguments.other,
         arguments,
         table,
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         apart=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)
-    difference = subtract_traces(first.trace(), second.trace(), table=table, names=names)
+    difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
     if arguments.format == "json":
         text = difference.to_json()
     else:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.cli.commands.count import parse_assumptions, run_on, write
+from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
 from fvflops.cli.models import load_function, load_model
 from fvflops.features.communication import report
 from fvflops.features.planning.plan import RankPlan, plan_rank
 from fvflops.formulas import load_table
-from fvflops.reports.names import show, show_short
+from fvflops.reports.names import printable, printable_short
 from fvflops.trace import Status
 from fvflops.units import format_size, format_thousands
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.shard is not None:
         shard_by = load_function(arguments.shard, "--shard")
     args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
-    plan = run_on(
+    plan = with_input_hint(
         subject,
         lambda: plan_rank(
             subject.model,
@@ -86,23 +86,23 @@ def _render(name: str, plan: RankPlan, table: str) -> str:
     phases = {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()}
     parts = ", ".join(f"{phase} {format_size(value)}" for phase, value in phases.items())
     lines = [
-        f"{show(name)} on {mesh}: {format_thousands(plan.world)} ranks; rank {plan.rank} is {place}.",
-        f"Inputs of this rank: {show_short(plan.trace.about['inputs'])}.",
+        f"{printable(name)} on {mesh}: {format_thousands(plan.world)} ranks; rank {plan.rank} is {place}.",
+        f"Inputs of this rank: {printable_short(plan.trace.about['inputs'])}.",
         "",
         f"Parameters: {format_thousands(plan.parameters)} here ({format_thousands(plan.parameter_bytes)} bytes) of "
         f"the model's {format_thousands(plan.model_parameters)}.",
         f"Multiply-adds: {format_thousands(flops.macs())}.",
-        f"Flops by the table {show(table)}: {format_thousands(flops.total())} ({parts}).",
+        f"Flops by the table {printable(table)}: {format_thousands(flops.total())} ({parts}).",
     ]
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if unknown:
-        named = ", ".join(f"{show_short(op)} ({calls})" for op, calls in unknown.most_common())
+        named = ", ".join(f"{printable_short(op)} ({calls})" for op, calls in unknown.most_common())
         lines.append(f"UNKNOWN, so missing from the flops: {named}.")
     if "supposed" in plan.trace.about:
-        lines.append(f"SUPPOSED, for want of a number: {show(plan.trace.about['supposed'])}.")
+        lines.append(f"SUPPOSED, for want of a number: {printable(plan.trace.about['supposed'])}.")
     lines += ["", report.render(plan.communication())]
     lines += ["", *(f"Derived, not run: {rule}." for rule in plan.derived)]
-    lines += [f"Left out: {show(what)}." for what in plan.left_out]
+    lines += [f"Left out: {printable(what)}." for what in plan.left_out]
     return "\n".join(lines)
 
 

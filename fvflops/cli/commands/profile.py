@@ -13,11 +13,11 @@ import torch
 
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
-from fvflops.cli.commands.count import run_on, write
+from fvflops.cli.commands.count import with_input_hint, write
 from fvflops.cli.commands.ops import schemas_of
-from fvflops.cli.commands.roofline import add_up_results, find_peaks
+from fvflops.cli.commands.roofline import load_peaks, sum_results
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import Subject, load_model
+from fvflops.cli.models import LoadedModel, load_model
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         subject.model,
         subject.inputs,
         kwargs=subject.kwargs,
-        loss=add_up_results if arguments.backward else None,
+        loss=sum_results if arguments.backward else None,
         table=wanted.table,
         on_run=progress.show,
         **options,
@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(
-    subject: Subject, profile: ProfileAnalysis, progress: Progress, arguments: argparse.Namespace, wanted: Wanted
+    subject: LoadedModel, profile: ProfileAnalysis, progress: Progress, arguments: argparse.Namespace, wanted: Wanted
 ) -> None:
     try:
-        run_on(subject, profile.trace)
+        with_input_hint(subject, profile.trace)
     except BaseException as error:
         progress.clear()
         if profile.measured_runs:
@@ -107,7 +107,7 @@ def _check(arguments: argparse.Namespace) -> Wanted:
         views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
         if any(views):
             raise ValueError("--deepspeed has a form of its own: leave --by, --phase, --sort and --peaks out")
-    peaks = None if arguments.peaks is None else find_peaks(arguments.peaks, "--peaks")
+    peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
     return Wanted(table, peaks, _check_files(arguments))
 

@@ -11,8 +11,8 @@ import torch
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.commands.count import parse_assumptions, run_on, write
-from fvflops.cli.models import Subject, load_model
+from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
+from fvflops.cli.models import LoadedModel, load_model
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline import report
 from fvflops.features.roofline.compute import roofline
@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.measure:
         if arguments.device is None:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
-        device = find_peaks(arguments.device, "--device")
+        device = load_peaks(arguments.device, "--device")
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.build)
     subject.model.train(arguments.train)
     if dtype is not None:
         subject = _cast(subject, PRODUCTS[dtype])
     analysis = _analyse(subject, table, arguments)
-    run_on(subject, analysis.trace)
+    with_input_hint(subject, analysis.trace)
     if arguments.measure:
         device = measure_device(arguments.device)
     drawn = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def find_peaks(text: str, option: str) -> Device:
+def load_peaks(text: str, option: str) -> Device:
     """Return the device that an option names, of the shipped ones or of a file."""
     for ending in (".yaml", ".yml"):
         file, separator, name = text.partition(ending + ":")
@@ -77,7 +77,7 @@ def _read_dtype(text: str) -> str:
     return dtype
 
 
-def _cast(subject: Subject, dtype: torch.dtype) -> Subject:
+def _cast(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     """Return a subject whose floating-point weights and inputs are of a dtype."""
     inputs, kwargs = _cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
     return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
@@ -93,7 +93,7 @@ def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _analyse(subject: Subject, table: FormulaTable, arguments: argparse.Namespace) -> FlopCountAnalysis:
+def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Namespace) -> FlopCountAnalysis:
     assume = parse_assumptions(arguments.assume)
     if not arguments.backward:
         return FlopCountAnalysis(
@@ -107,11 +107,11 @@ def _analyse(subject: Subject, table: FormulaTable, arguments: argparse.Namespac
     if arguments.execution == "real":
         raise ValueError("--backward is run by shapes, not for real: leave --execution out")
     return TrainingStepAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, loss=add_up_results, table=table, assume=assume
+        subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
     )
 
 
-def add_up_results(result: Any) -> torch.Tensor:
+def sum_results(result: Any) -> torch.Tensor:
     """Return the sum of all that a model returns, where it has a gradient."""
     sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
     if not sums:

@@ -14,9 +14,9 @@ import torch
 from fvflops import paths
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.cli.commands.count import parse_assumptions, write
-from fvflops.cli.commands.roofline import add_up_results
+from fvflops.cli.commands.roofline import sum_results
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
-from fvflops.cli.models import Subject, load_function, load_model
+from fvflops.cli.models import LoadedModel, load_function, load_model
 from fvflops.features.generation.generation import METRICS as GENERATION_METRICS
 from fvflops.features.generation.generation import generation_cost
 from fvflops.features.scaling import plot as scaling_plot
@@ -24,7 +24,7 @@ from fvflops.features.scaling import report
 from fvflops.features.scaling.model import CostExpression
 from fvflops.features.scaling.scaling import METRICS, Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
 from fvflops.units import format_quantity
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         text, title, drawn = _scale(arguments, table)
     if kind is not None:
-        paths.write_bytes(arguments.plot, scaling_plot.draw(drawn, kind=kind, title=title))
+        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=title))
     write(text, arguments.output)
     return 0
 
@@ -80,7 +80,7 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str
         table=table,
         execution=arguments.execution,
         assume=parse_assumptions(arguments.assume),
-        loss=add_up_results if arguments.backward else None,
+        loss=sum_results if arguments.backward else None,
     )
     what = "a forward and a backward pass" if arguments.backward else "a forward run"
     title = _title(arguments, table, what)
@@ -115,9 +115,9 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, 
 
 def _title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
     if arguments.metric == "parameters":
-        return f"{show(arguments.model)}: parameters."
+        return f"{printable(arguments.model)}: parameters."
     of = "" if arguments.metric != "flops" else f" (a multiply-add is {format_quantity(table.multiply_add, 'flop')})"
-    return f"{show(arguments.model)}: {arguments.metric} of {what}, in the convention {show(table.name)}{of}."
+    return f"{printable(arguments.model)}: {arguments.metric} of {what}, in the convention {printable(table.name)}{of}."
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
@@ -216,7 +216,7 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
-) -> tuple[Subject, list[Template]]:
+) -> tuple[LoadedModel, list[Template]]:
     """Return the model, and its inputs with names for sizes: those given, or those that its library says it takes."""
     least = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(least)) for template in templates]
@@ -280,6 +280,6 @@ def _write_spec(spec: InputSpec) -> str:
     return f"{name}{','.join(map(str, spec.shape))}:{spec.dtype}"
 
 
-def _home_of(subject: Subject) -> torch.device:
+def _home_of(subject: LoadedModel) -> torch.device:
     tensor = next(iter(tensors_of((subject.inputs, dict(subject.kwargs)))), None)
     return torch.device("cpu") if tensor is None else tensor.device

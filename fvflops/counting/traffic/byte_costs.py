@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fvflops.counting.count import Amount, RegionAmounts
-from fvflops.counting.traffic.traffic import Sight, Traffic, weigh
+from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
 from fvflops.formulas.rows import default_label
 from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
 
@@ -15,7 +15,7 @@ PARTS = ("moved", "read", "written")
 _NO_STOPS = StopsAt()
 
 
-class BytesPricer:
+class TrafficCostModel:
     """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
 
     `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
@@ -25,7 +25,7 @@ class BytesPricer:
     def __init__(
         self,
         part: str = "moved",
-        sights: Mapping[int, tuple[Signature, Sight]] | None = None,
+        sights: Mapping[int, tuple[Signature, StorageInfo]] | None = None,
         *,
         stops_at: StopsAt = _NO_STOPS,
     ) -> None:
@@ -41,17 +41,17 @@ class BytesPricer:
         return self._stops_at
 
     @property
-    def prices_modules(self) -> bool:
+    def counts_modules(self) -> bool:
         """False: a module is looked into."""
         return False
 
-    def weigh(self, signature: Signature) -> Traffic | None:
+    def op_traffic(self, signature: Signature) -> Traffic | None:
         """Return what one call reads and writes, None where that is not known."""
-        return weigh(signature, self._sights.get(id(signature), (signature, Sight()))[1])
+        return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
         """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
-        traffic = self.weigh(signature)
+        traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
             return (Amount(label, Status.UNKNOWN),)
@@ -59,26 +59,28 @@ class BytesPricer:
         value = {"moved": read + written, "read": read, "written": written}[self._part]
         return (Amount(label, Status.COUNTED if read + written else Status.FREE, value),)
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
         """Return None: look inside."""
         return None
 
 
-def sort_by_storages(trace: Trace, part: str = "moved", *, keep_events: bool = False) -> tuple[Trace, BytesPricer]:
+def split_by_aliasing(
+    trace: Trace, part: str = "moved", *, keep_events: bool = False
+) -> tuple[Trace, TrafficCostModel]:
     """Return a trace that tells calls apart by what their storages say of them, and the pricer that knows it.
 
     Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
     trace is aggregated unless `keep_events`. A trace without events is returned as it is.
     """
     if trace.events is None:
-        return trace, BytesPricer(part)
+        return trace, TrafficCostModel(part)
     sizes = [storage.nbytes for storage in trace.storages]
     shapes: dict[int, int | None] = {}
-    numbers: dict[tuple[int, Sight], int] = {}
+    numbers: dict[tuple[int, StorageInfo], int] = {}
     signatures: list[Signature] = []
-    sights: dict[int, tuple[Signature, Sight]] = {}
+    sights: dict[int, tuple[Signature, StorageInfo]] = {}
     calls: Counter[tuple[int, int, str]] = Counter()
     first: set[int] = set()
     events: list[Event] = []
@@ -90,7 +92,7 @@ def sort_by_storages(trace: Trace, part: str = "moved", *, keep_events: bool = F
         item = event.item
         if item not in shapes:
             shapes[item] = _bytes_by_shape(trace.signatures[item])
-        sight = _look(event.reads, event.writes, sizes, shapes[item])
+        sight = _storage_infos(event.reads, event.writes, sizes, shapes[item])
         number = numbers.get((item, sight))
         if number is None:
             number = numbers[item, sight] = len(signatures)
@@ -104,17 +106,19 @@ def sort_by_storages(trace: Trace, part: str = "moved", *, keep_events: bool = F
             events.append(event._replace(item=number))
     base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
     sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
-    return sorted_trace, BytesPricer(part, sights)
+    return sorted_trace, TrafficCostModel(part, sights)
 
 
-def _look(reads: Iterable[int], writes: tuple[int, ...], sizes: list[int], by_shape: int | None) -> Sight:
+def _storage_infos(
+    reads: Iterable[int], writes: tuple[int, ...], sizes: list[int], by_shape: int | None
+) -> StorageInfo:
     if by_shape is None:
-        return Sight()
+        return StorageInfo()
     storages = [sizes[index] for index in reads]
     held = sum(storages)
     # A storage that was empty when it was first seen has grown since.
     bounds = bool(storages) and all(storages) and held < by_shape
-    return Sight(not set(writes).issubset(reads) if writes else None, held if bounds else None)
+    return StorageInfo(not set(writes).issubset(reads) if writes else None, held if bounds else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:

@@ -32,7 +32,7 @@ from fvflops.counting.traffic.traffic_rules import (
     VIEWS,
     argument_of,
     bytes_in,
-    movement_of,
+    traffic_rule_of,
 )
 from fvflops.trace import Signature, Symbol, Value, tensors_in
 
@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
     written: int
 
 
-class Sight(NamedTuple):
+class StorageInfo(NamedTuple):
     """What the storages of a call tell of it.
 
     `moved` says whether its results are new memory (False: views of what went in; None: not known); `held` is the
@@ -55,10 +55,10 @@ class Sight(NamedTuple):
     held: int | None = None
 
 
-_UNSEEN = Sight()
+_UNSEEN = StorageInfo()
 
 
-def weigh(signature: Signature, sight: Sight = _UNSEEN) -> Traffic | None:
+def op_traffic(signature: Signature, sight: StorageInfo = _UNSEEN) -> Traffic | None:
     """Return what one call of an op must read and write, in bytes; None where it cannot be known.
 
     It cannot where a weight is hidden in an object, of an op that no dispatch mode saw, and of one that copies only
@@ -67,7 +67,7 @@ def weigh(signature: Signature, sight: Sight = _UNSEEN) -> Traffic | None:
     >>> from fvflops.trace import TensorSpec
     >>> vector = TensorSpec((1000,), "float32")
     >>> schema = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
-    >>> weigh(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
+    >>> op_traffic(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
     Traffic(read=8000, written=4000)
     """
     if signature.packet in MOVES_NOTHING or _gives_back(signature):
@@ -159,7 +159,7 @@ def _gives_back(signature: Signature) -> bool:
 
 
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
-    movement = movement_of(signature)
+    movement = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
         if name in movement.reads:
@@ -169,7 +169,7 @@ def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
 
 
 def _bytes_written(signature: Signature, schema: _Schema, moved: bool | None) -> Iterable[int]:
-    movement = movement_of(signature)
+    movement = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
         if name in movement.writes:

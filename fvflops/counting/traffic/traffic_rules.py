@@ -87,7 +87,7 @@ _Bytes = Callable[[Signature], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
+class TrafficRule:
     """Of arguments by name the bytes that are read or written, where these are not all of them, or not none."""
 
     reads: Mapping[str, _Bytes] = field(default_factory=dict)
@@ -185,28 +185,28 @@ def _where_trained(name: str) -> _Bytes:
     return count
 
 
-_ALL = Movement()
-_LOOKED_UP = Movement(reads={"self": _as_results})
-_SHAPE_OF_SELF = Movement(reads={"self": _none})
-_PICKED = Movement(reads={"self": _one_for_each_target})
-_INDEXED = Movement(reads={"self": _where_added}, writes={"self": _where_indexed})
-_SCATTERED = Movement(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
-_SCATTER_ADDED = Movement(
+_ALL = TrafficRule()
+_LOOKED_UP = TrafficRule(reads={"self": _as_results})
+_SHAPE_OF_SELF = TrafficRule(reads={"self": _none})
+_PICKED = TrafficRule(reads={"self": _one_for_each_target})
+_INDEXED = TrafficRule(reads={"self": _where_added}, writes={"self": _where_indexed})
+_SCATTERED = TrafficRule(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
+_SCATTER_ADDED = TrafficRule(
     reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
 )
-_SLICES_SET = Movement(reads={"self": _none}, writes={"self": _slices_for_indices})
-_SLICES_ADDED = Movement(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
-_TRAINED = Movement(writes={name: _where_trained(name) for name in ("running_mean", "running_var")})
-_STEPPED = Movement(writes={"grads": _where_scaled("grads")})
+_SLICES_SET = TrafficRule(reads={"self": _none}, writes={"self": _slices_for_indices})
+_SLICES_ADDED = TrafficRule(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
+_TRAINED = TrafficRule(writes={name: _where_trained(name) for name in ("running_mean", "running_var")})
+_STEPPED = TrafficRule(writes={"grads": _where_scaled("grads")})
 
-_MOVEMENTS: Mapping[str, Movement] = {
+_MOVEMENTS: Mapping[str, TrafficRule] = {
     # Of a table only what is asked for is read.
-    "aten::embedding": Movement(reads={"weight": _as_results}),
+    "aten::embedding": TrafficRule(reads={"weight": _as_results}),
     **dict.fromkeys(
         ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
-        Movement(reads={"weight": _rows("indices", "weight")}),
+        TrafficRule(reads={"weight": _rows("indices", "weight")}),
     ),
-    "aten::embedding_renorm_": Movement(
+    "aten::embedding_renorm_": TrafficRule(
         reads={"self": _rows("indices", "self")}, writes={"self": _rows("indices", "self")}
     ),
     **dict.fromkeys(
@@ -248,7 +248,7 @@ _MOVEMENTS: Mapping[str, Movement] = {
         ),
         _SHAPE_OF_SELF,
     ),
-    "aten::type_as": Movement(reads={"other": _none}),
+    "aten::type_as": TrafficRule(reads={"other": _none}),
     # The schemas do not say that running statistics are written, or say it of evaluation too.
     **dict.fromkeys(
         (
@@ -264,12 +264,12 @@ _MOVEMENTS: Mapping[str, Movement] = {
 }
 
 
-def movement_of(signature: Signature) -> Movement:
+def traffic_rule_of(signature: Signature) -> TrafficRule:
     """Return the exceptions that hold for a call, by its overload or else its op.
 
     >>> vectors, ids, rows = TensorSpec((50_000, 64)), TensorSpec((8,), "int64"), TensorSpec((8, 64))
     >>> call = Signature("aten::embedding", ("weight", "indices"), (vectors, ids), (rows,))
-    >>> movement_of(call).reads["weight"](call)
+    >>> traffic_rule_of(call).reads["weight"](call)
     2048
     """
     return _MOVEMENTS.get(signature.op) or _MOVEMENTS.get(signature.packet, _ALL)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fvflops import paths
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.features.budget.budget_file import update_text
-from fvflops.features.budget.model import LIMITED, Budget, Finding, Growth, Verdict
+from fvflops.features.budget.model import LIMITED, Budget, BudgetReport, CheckResult, Regression
 from fvflops.features.memory.memory import predict_memory
 from fvflops.formulas.yaml_document import MAX_CHARACTERS
 from fvflops.trace import Status
@@ -29,28 +29,28 @@ def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, in
     return {figure: _MEASURES[figure](analysis) for figure in figures}
 
 
-def judge(analysis: FlopCountAnalysis, budget: Budget, *, table: str = "") -> Verdict:
+def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = "") -> BudgetReport:
     """Return how an analysed model compares with its budget.
 
     >>> import torch
     >>> from fvflops.features.budget.model import Limit
     >>> analysis = FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
-    >>> judge(analysis, Budget("net", {"flops": Limit("flops", 20)})).kept
+    >>> check_budget(analysis, Budget("net", {"flops": Limit("flops", 20)})).kept
     False
     """
     values = measure(analysis, tuple(budget.limits))
-    noted = note(analysis)
-    return Verdict(
+    noted = record_baseline(analysis)
+    return BudgetReport(
         budget.name,
         table,
-        tuple(Finding(limit, values[figure]) for figure, limit in budget.limits.items()),
+        tuple(CheckResult(limit, values[figure]) for figure, limit in budget.limits.items()),
         _compare(budget.modules, noted["modules"]),
         _compare(budget.operators, noted["operators"]),
         dict(analysis.counts().ledger()[Status.UNKNOWN]),
     )
 
 
-def note(analysis: FlopCountAnalysis, depth: int | None = None) -> dict[str, dict[str, int]]:
+def record_baseline(analysis: FlopCountAnalysis, depth: int | None = None) -> dict[str, dict[str, int]]:
     """Return the flops by module, with its submodules and down to a depth, and by operator; without zeros."""
     modules = {
         name: value
@@ -79,19 +79,19 @@ def rewrite_budget(
     text = paths.read_text(path, MAX_CHARACTERS) if paths.exists(path) else None
     if depth is None and budget is not None and budget.modules:
         depth = 1 + max(name.count(".") for name in budget.modules)
-    noted = {} if depth is None else note(analysis, depth)
+    noted = {} if depth is None else record_baseline(analysis, depth)
     update = update_text(text, path, name, values, noted=noted, table=table)
     if update.changes:
         paths.write_text(path, update.text)
     return update.changes
 
 
-def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Growth, ...]:
-    grown = [Growth(name, value, after.get(name, 0)) for name, value in before.items()]
+def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regression, ...]:
+    grown = [Regression(name, value, after.get(name, 0)) for name, value in before.items()]
     # A module that was not noted may be deeper than what was, or new: it is new where no noted one is as deep.
     deepest = max((name.count(".") for name in before), default=-1)
     grown += [
-        Growth(name, 0, value) for name, value in after.items() if name not in before and name.count(".") <= deepest
+        Regression(name, 0, value) for name, value in after.items() if name not in before and name.count(".") <= deepest
     ]
     changed = [growth for growth in grown if growth.difference]
     return tuple(sorted(changed, key=lambda growth: -growth.difference))

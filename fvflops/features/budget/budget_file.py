@@ -123,7 +123,7 @@ def update_text(
 def _read_budgets(document: Node) -> dict[str, Budget]:
     fields = _fields(document, "a budget file", _FILE_KEYS)
     if "models" not in fields:
-        raise document.mistake("there are no models: write models, and under it a name with flops: 1.2G")
+        raise document.error("there are no models: write models, and under it a name with flops: 1.2G")
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
     table = fields["table"].text("table") if "table" in fields else None
     models = fields["models"].fields("models")
@@ -138,7 +138,7 @@ def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) 
         table = fields["table"].text("table")
     limits = {figure: _read_limit(figure, fields[figure], tolerance) for figure in LIMITED if figure in fields}
     if not limits:
-        raise node.mistake(f"{shorten(name)} has no limit: write one of {', '.join(LIMITED)}, such as flops: 1.2G")
+        raise node.error(f"{shorten(name)} has no limit: write one of {', '.join(LIMITED)}, such as flops: 1.2G")
     noted = [
         {key: _read(item, f"{kind}, {shorten(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
         if kind in fields
@@ -153,7 +153,7 @@ def _read_limit(figure: str, node: Node, tolerance: Fraction) -> Limit:
         return Limit(figure, _read(node, figure, parse_size), False, tolerance)
     fields = _fields(node, figure, _LIMIT_KEYS)
     if ("max" in fields) == ("exact" in fields):
-        raise node.mistake(f"{figure} is either max or exact: write {figure}: {{max: 1.2G}}")
+        raise node.error(f"{figure} is either max or exact: write {figure}: {{max: 1.2G}}")
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], f"tolerance of {figure}", parse_share)
     key = "exact" if "exact" in fields else "max"
@@ -164,7 +164,7 @@ def _fields(node: Node, what: str, keys: Sequence[str]) -> dict[str, Node]:
     fields = node.fields(what)
     for key, value in fields.items():
         if key not in keys:
-            raise value.mistake(f"unknown key {shorten(key)!r}: {_hint(key, keys)}")
+            raise value.error(f"unknown key {shorten(key)!r}: {_hint(key, keys)}")
     return fields
 
 
@@ -178,7 +178,7 @@ def _read(node: Node, what: str, parse: Callable[[str], Returned]) -> Returned:
     try:
         return parse(text)
     except ValueError as error:
-        raise node.mistake(f"{what}: {error}") from None
+        raise node.error(f"{what}: {error}") from None
 
 
 def _rewrite(
@@ -198,7 +198,7 @@ def _rewrite(
             head, line = _split(lines[node.line - 1], begin.start() if begin else 0)
             found, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line, count=1)
             if not count:
-                raise node.mistake(f"{figure} of {name} cannot be rewritten here: write {figure}: {old} on one line")
+                raise node.error(f"{figure} of {name} cannot be rewritten here: write {figure}: {old} on one line")
             lines[node.line - 1] = head + found
             changes.append((figure, old, new))
     # From below, so that the lines above keep their numbers.
@@ -213,7 +213,7 @@ def _rewrite(
             len(noted[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
         )
         if not lines[first.line - 1].strip().startswith(tuple(fields)):
-            raise first.mistake(f"{', '.join(added)} cannot be added here: write each figure of {name} on its own line")
+            raise first.error(f"{', '.join(added)} cannot be added here: write each figure of {name} on its own line")
         lines[end:end] = [line for kind in added for line in _write_block(kind, noted[kind], indent)]
         changes += [(kind, None, f"{len(noted[kind])} noted") for kind in added]
     return Update("\n".join(lines), tuple(changes))
@@ -228,7 +228,7 @@ def _replace_block(
 ) -> list[tuple[str, str | None, str]]:
     line = lines[begin - 1]
     if not line.strip().startswith(kind):
-        raise node.mistake(f"{kind} cannot be rewritten here: write it on lines of its own")
+        raise node.error(f"{kind} cannot be rewritten here: write it on lines of its own")
     old = {key: parse_size(item.text(key)) for key, item in node.fields(kind).items()}
     if old == dict(values):
         return []
@@ -259,7 +259,7 @@ def _append(
             first = next(iter(entries.values()))
             indent, end = _indent(lines[first.line - 1]), _last_line(models)
             if first.line == models.line:
-                raise models.mistake("a model cannot be added here: write each model on lines of its own")
+                raise models.error("a model cannot be added here: write each model on lines of its own")
     new = [f"{indent}{_quote(name)}:"]
     new += [f"{indent}  table: {_quote(table)}"] if table else []
     new += [f"{indent}  {figure}: {value:_}" for figure, value in values.items()]

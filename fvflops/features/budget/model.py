@@ -40,7 +40,7 @@ class Budget:
     operators: Mapping[str, int] = field(default_factory=dict)
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """A limit and what the figure is."""
 
     limit: Limit
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
         return self.limit.allows(self.value)
 
 
-class Growth(NamedTuple):
+class Regression(NamedTuple):
     """The flops of a module or an operator as they were noted, and as they are."""
 
     name: str
@@ -66,7 +66,7 @@ class Growth(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BudgetReport:
     """How a model compares with its budget.
 
     `modules` and `operators` are those whose flops are not as noted, that which grew most first; of a module the
@@ -75,9 +75,9 @@ class Verdict:
 
     name: str
     table: str
-    findings: tuple[Finding, ...]
-    modules: tuple[Growth, ...] = ()
-    operators: tuple[Growth, ...] = ()
+    findings: tuple[CheckResult, ...]
+    modules: tuple[Regression, ...] = ()
+    operators: tuple[Regression, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from fvflops.features.budget.model import Finding, Growth, Verdict
+from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
 from fvflops.formulas.quotation import shorten
-from fvflops.reports.names import escape_markdown, show
-from fvflops.reports.terminal.layer_ranges import find_pattern, write_span
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.names import escape_markdown, printable
+from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.reports.text.text_table import text_table
 from fvflops.units import format_quantity, format_short, format_thousands
 
 _SHOWN = 5  # modules or operators that grew
 _LONGEST = 120  # characters of a name
 
 
-def render(verdict: Verdict) -> str:
+def render(verdict: BudgetReport) -> str:
     """Return the verdict as text, first of all what is over the budget.
 
     >>> from fvflops.features.budget.model import Limit
-    >>> print(render(Verdict("net", "default", (Finding(Limit("flops", 20), 24), Finding(Limit("macs", 30), 24)))))
+    >>> results = CheckResult(Limit("flops", 20), 24), CheckResult(Limit("macs", 30), 24)
+    >>> print(render(BudgetReport("net", "default", results)))
     OVER BUDGET: net costs more than it may, by the table default.
     <BLANKLINE>
     figure  budget  is  difference
@@ -30,14 +31,14 @@ def render(verdict: Verdict) -> str:
     """
     headers = ("figure", "budget", "is", "difference", "")
     cells = [_write_finding(finding) for finding in verdict.findings]
-    table = draw(headers, [(*cell[:4], cell[4].ljust(5)) for cell in cells])
+    table = text_table(headers, [(*cell[:4], cell[4].ljust(5)) for cell in cells])
     lines = [_head(verdict, _plain), "", *(line.rstrip() for line in table.split("\n"))]
     for sentence in _write_sentences(verdict, _plain):
         lines += ["", sentence]
     return "\n".join(lines)
 
 
-def render_markdown(verdict: Verdict) -> str:
+def render_markdown(verdict: BudgetReport) -> str:
     """Return the verdict in GitHub's Markdown, as the summary of a step."""
     mark = "✅" if verdict.kept else "❌"
     rows = [f"| {' | '.join(_write_finding(finding))} |" for finding in verdict.findings]
@@ -49,14 +50,14 @@ def render_markdown(verdict: Verdict) -> str:
 
 
 def _plain(name: str) -> str:
-    return show(shorten(name, _LONGEST))
+    return printable(shorten(name, _LONGEST))
 
 
 def _marked(name: str) -> str:
     return escape_markdown(shorten(name, _LONGEST))
 
 
-def _head(verdict: Verdict, escape: Callable[[str], str]) -> str:
+def _head(verdict: BudgetReport, escape: Callable[[str], str]) -> str:
     by = f", by the table {escape(verdict.table)}" if verdict.table else ""
     if verdict.kept:
         return f"{escape(verdict.name)} keeps to its budget{by}."
@@ -65,7 +66,7 @@ def _head(verdict: Verdict, escape: Callable[[str], str]) -> str:
     return f"{'OVER' if over else 'OFF'} BUDGET: {escape(verdict.name)} {what}{by}."
 
 
-def _write_finding(finding: Finding) -> list[str]:
+def _write_finding(finding: CheckResult) -> list[str]:
     limit, value = finding.limit, finding.value
     over = value - limit.value
     share = f" ({100 * over / limit.value:+.3g}%)" if limit.value and over else ""
@@ -87,7 +88,7 @@ def _percent(share: Fraction) -> str:
     return f"{float(100 * share):g}%"
 
 
-def _write_sentences(verdict: Verdict, escape: Callable[[str], str]) -> list[str]:
+def _write_sentences(verdict: BudgetReport, escape: Callable[[str], str]) -> list[str]:
     sentences = []
     for noun, grown in (("modules", verdict.modules), ("operators", verdict.operators)):
         more = [growth for growth in grown if growth.difference > 0]
@@ -99,7 +100,7 @@ def _write_sentences(verdict: Verdict, escape: Callable[[str], str]) -> list[str
     return sentences
 
 
-def _list_growths(grown: Sequence[Growth], escape: Callable[[str], str]) -> str:
+def _list_growths(grown: Sequence[Regression], escape: Callable[[str], str]) -> str:
     alike: dict[tuple[str | None, int, int], list[str]] = {}
     for growth in grown:
         alike.setdefault((find_pattern(growth.name), growth.before, growth.after), []).append(growth.name)
@@ -108,6 +109,6 @@ def _list_growths(grown: Sequence[Growth], escape: Callable[[str], str]) -> str:
         share = f", {100 * (now - was) / was:+.3g}%" if was else ", new"
         each = " each" if len(names) > 1 else ""
         numbers = f"{format_short(was)} → {format_short(now)}"
-        named.append(f"{escape(write_span(names))} +{format_short(now - was)}{each} ({numbers}{share})")
+        named.append(f"{escape(format_range(names))} +{format_short(now - was)}{each} ({numbers}{share})")
     rest = len(alike) - _SHOWN
     return "; ".join(named) + (f"; and {format_thousands(rest)} more" if rest > 0 else "")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fvflops.features.communication.model import Communication, Transfer, Volume
 from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
-from fvflops.trace.process_group import Group
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # Bytes that one rank of n sends for a payload of s bytes, in the algorithms that go round a ring, rounded up to whole
 # bytes. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring all-reduce
@@ -84,7 +84,7 @@ _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 
 class _Read(NamedTuple):
     collective: str
-    group: Group | None
+    group: ProcessGroupSpec | None
     dtype: str
     payload: int
     wire: int | None
@@ -99,7 +99,7 @@ def read_communication(trace: Trace) -> Communication:
     communicating namespaces that are not known here are in `unknown` with their calls.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> inputs = (TensorSpec((6,)),), Group("0", 4).symbol()
+    >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()
     >>> op = Signature("c10d::allreduce_", ("tensors", "process_group"), inputs, ())
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
     >>> read_communication(Trace(tree, (), ((),), (op,), (), {(0, 0, "backward"): 2}, {})).total()
@@ -136,7 +136,7 @@ def _read(signature: Signature) -> _Read | None:
         payload = signature.inputs[signature.names.index(argument)]
     tensors = list(tensors_in(payload))
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    group = next((group for group in map(Group.of, signature.inputs) if group is not None), None)
+    group = next((group for group in map(ProcessGroupSpec.of, signature.inputs) if group is not None), None)
     wire = None if group is None else _WIRE[collective](nbytes, group.size)
     return _Read(collective, group, _dtypes(tensors), nbytes, wire)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from fvflops.trace.process_group import Group
+from fvflops.trace.process_group import ProcessGroupSpec
 
 Key = TypeVar("Key")
 
@@ -42,7 +42,7 @@ class Transfer(NamedTuple):
 
     collective: str
     op: str
-    group: Group | None
+    group: ProcessGroupSpec | None
     dtype: str
     scope: tuple[str, ...]
     phase: str
@@ -62,7 +62,7 @@ class Route(NamedTuple):
 class Communication:
     """The transfers of one rank, and the questions they answer; `unknown` are communicating ops that nobody reads.
 
-    >>> op, group = "c10d::allreduce_", Group("0", 2)
+    >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
     >>> one = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
     >>> Communication((one, one)).by_route()
     {Route(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}

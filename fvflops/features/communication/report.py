@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fvflops.features.communication.model import Communication, Route, Volume
-from fvflops.reports.names import show_short
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.names import printable_short
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_thousands
 
 _HEADERS = ("collective", "over", "ranks", "dtype", "calls", "payload, bytes", "on the wire, bytes")
@@ -23,10 +23,10 @@ def render(communication: Communication) -> str:
     if routes:
         rows = [_row(route, volume) for route, volume in routes.items()]
         total = communication.total()
-        parts.append(draw(_HEADERS, [*rows, ("total", "", "", "", *_figures(total))]))
+        parts.append(pipe_table(_HEADERS, [*rows, ("total", "", "", "", *_figures(total))]))
     if communication.unknown:
         named = ", ".join(
-            f"{show_short(op)} ({format_thousands(calls)})" for op, calls in communication.unknown.items()
+            f"{printable_short(op)} ({format_thousands(calls)})" for op, calls in communication.unknown.items()
         )
         parts.append(f"UNKNOWN, so missing from the bytes: {named}.")
     return "\n\n".join(parts) or "Nothing is communicated."
@@ -34,7 +34,13 @@ def render(communication: Communication) -> str:
 
 def _row(route: Route, volume: Volume) -> tuple[str, ...]:
     size = "?" if route.size is None else format_thousands(route.size)
-    return show_short(route.collective), show_short(route.axis), size, show_short(route.dtype), *_figures(volume)
+    return (
+        printable_short(route.collective),
+        printable_short(route.axis),
+        size,
+        printable_short(route.dtype),
+        *_figures(volume),
+    )
 
 
 def _figures(volume: Volume) -> tuple[str, str, str]:

@@ -9,8 +9,8 @@ import torch
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.run import Model
-from fvflops.features.conventions.compute import explain
-from fvflops.features.conventions.model import Comparison, Tally
+from fvflops.features.conventions.compute import explain_differences
+from fvflops.features.conventions.model import Comparison, ConventionTotal
 from fvflops.formulas import FormulaTable, load_table, shipped_tables
 from fvflops.trace import Counts, Status
 
@@ -54,9 +54,9 @@ def compare(
     units = {table.name: table.multiply_add for table in chosen}
     return Comparison(
         subject,
-        {table.name: _tally(table, counts[table.name]) for table in chosen},
+        {table.name: _convention_total(table, counts[table.name]) for table in chosen},
         {
-            (first, second): explain(counts[first], counts[second], units=(units[first], units[second]))
+            (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
             for first in counts
             for second in counts
             if first != second
@@ -64,7 +64,7 @@ def compare(
     )
 
 
-def _tally(table: FormulaTable, counts: Counts) -> Tally:
+def _convention_total(table: FormulaTable, counts: Counts) -> ConventionTotal:
     macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
     unknown = tuple(counts.ledger()[Status.UNKNOWN])
-    return Tally(table.name, table.description, table.multiply_add, macs, flops, unknown)
+    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unknown)

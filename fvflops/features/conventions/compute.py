@@ -11,7 +11,7 @@ from fvflops.trace import Counts, Entry, Status
 Scope = tuple[str, ...]
 
 
-def explain(first: Counts, second: Counts, *, units: tuple[int, int]) -> tuple[Difference, ...]:
+def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]) -> tuple[Difference, ...]:
     """Return why the second counts differ from the first, largest reason first.
 
     `units` are the flops that a multiply-add counts for in either. The values add up to `second.total() -

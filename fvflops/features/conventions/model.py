@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ConventionTotal:
     """What one convention counts, multiply_add * macs + flops in total; for `unknown` ops it has no row."""
 
     name: str
@@ -50,7 +50,7 @@ class Comparison:
     """
 
     subject: str
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, ConventionTotal]
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
 
     def between(self, first: str, second: str) -> tuple[Difference, ...]:

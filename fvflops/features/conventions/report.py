@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from fvflops.features.conventions.model import Comparison, Difference, Tally
-from fvflops.reports.names import show, show_short
-from fvflops.reports.text.pipe_table import draw
+from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
+from fvflops.reports.names import printable, printable_short
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_quantity, format_size
 
 SHOWN = 5  # reasons for each convention
@@ -31,9 +31,9 @@ def render(comparison: Comparison, *, against: str | None = None, shown: int = S
     comparison.between(against, against)  # which refuses an unknown name
     base = comparison.tallies[against]
     paragraphs = [
-        f"{show_short(comparison.subject)}\n\n" + "\n".join(wrap(_PREFACE, _WIDTH)),
+        f"{printable_short(comparison.subject)}\n\n" + "\n".join(wrap(_PREFACE, _WIDTH)),
         _draw_tallies(list(comparison.tallies.values())),
-        f"Why the others do not say {format_size(base.total)}, as {show(against)} does:",
+        f"Why the others do not say {format_size(base.total)}, as {printable(against)} does:",
     ]
     for name in names:
         if name != against:
@@ -42,24 +42,24 @@ def render(comparison: Comparison, *, against: str | None = None, shown: int = S
     return "\n\n".join(paragraphs)
 
 
-def _draw_tallies(tallies: Sequence[Tally]) -> str:
+def _draw_tallies(tallies: Sequence[ConventionTotal]) -> str:
     headers = ("convention", "it reports", "one MAC is", "MACs", "other FLOPs", "it is")
     rows = [
         (
-            show(tally.name),
+            printable(tally.name),
             format_size(tally.total),
             "1 FLOP" if tally.multiply_add == 1 else f"{tally.multiply_add} FLOPs",
             format_size(tally.macs),
             format_size(tally.flops),
-            show(tally.description.partition(";")[0]),
+            printable(tally.description.partition(";")[0]),
         )
         for tally in tallies
     ]
-    return draw(headers, rows)
+    return pipe_table(headers, rows)
 
 
-def _explain(base: Tally, tally: Tally, reasons: Sequence[Difference], shown: int) -> str:
-    head = f"{show(tally.name)} says {format_size(tally.total)}"
+def _explain(base: ConventionTotal, tally: ConventionTotal, reasons: Sequence[Difference], shown: int) -> str:
+    head = f"{printable(tally.name)} says {format_size(tally.total)}"
     if not reasons:
         return f"{head}: the same"
     told = [(reason.value, _say(reason, base, tally)) for reason in reasons[:shown]]
@@ -70,9 +70,9 @@ def _explain(base: Tally, tally: Tally, reasons: Sequence[Difference], shown: in
     return "\n".join([f"{head}:", *(f"  {_sign(value):>{width}}  {text}" for value, text in told)])
 
 
-def _say(reason: Difference, base: Tally, tally: Tally) -> str:
+def _say(reason: Difference, base: ConventionTotal, tally: ConventionTotal) -> str:
     calls = f" ({format_quantity(reason.calls, 'call')})"
-    first, second = show_short(reason.first), show_short(reason.second)
+    first, second = printable_short(reason.first), printable_short(reason.second)
     match reason.kind:
         case "unit":
             return f"it counts a MAC as {format_quantity(tally.multiply_add, 'FLOP')}, not {base.multiply_add}"
@@ -84,7 +84,7 @@ def _say(reason: Difference, base: Tally, tally: Tally) -> str:
             return f"it also counts {second}{calls}"
     if first == second:
         return f"it counts {'more' if reason.value > 0 else 'less'} for {first}{calls}"
-    return f"it counts {second} where {show(base.name)} counts {first}{calls}"
+    return f"it counts {second} where {printable(base.name)} counts {first}{calls}"
 
 
 def _sign(value: int) -> str:

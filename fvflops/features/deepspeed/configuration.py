@@ -68,12 +68,12 @@ def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
-            raise node.mistake(f"unknown key {key!r}: {hint}")
+            raise node.error(f"unknown key {key!r}: {hint}")
         values[key] = _read_value(key, node)
         try:
             ProfilerConfiguration(**{key: values[key]})
         except ValueError as error:
-            raise node.mistake(str(error)) from None
+            raise node.error(str(error)) from None
     return ProfilerConfiguration(**values)
 
 

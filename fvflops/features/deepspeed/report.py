@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fvflops.features.deepspeed.model import Figures, ModelProfile
 from fvflops.reports import names
-from fvflops.reports.fvcore.tree import draw
+from fvflops.reports.fvcore.tree import draw_tree
 from fvflops.trace import ModuleInfo
 from fvflops.units import (
     duration_to_string,
@@ -71,15 +71,15 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
         lines.append(f"depth {depth}:")
         for column, (measure, write) in _RANKINGS.items():
             ranked = sorted(classes.items(), key=lambda item: measure(item[1]), reverse=True)[:top_modules]
-            cells = [f"{names.show_short(name)}: {write(measure(figures)).strip()}" for name, figures in ranked]
+            cells = [f"{names.printable_short(name)}: {write(measure(figures)).strip()}" for name, figures in ranked]
             lines.append(f"    {column:<11} - {', '.join(cells)}")
     return "\n".join(lines)
 
 
 def _write_header(profile: ModelProfile, step: int) -> str:
     table, other = profile.about.get("table", "?"), profile.about.get("backward_table")
-    by_phase = "" if other in (None, table) else f", other phases by the table {names.show(other)}"
-    whose = f"table {names.show(table)}{by_phase}"
+    by_phase = "" if other in (None, table) else f", other phases by the table {names.printable(other)}"
+    whose = f"table {names.printable(table)}{by_phase}"
     rows = _list_model(profile)
     for phase, short in _PHASES.items():
         if phase in profile.phases:
@@ -87,7 +87,7 @@ def _write_header(profile: ModelProfile, step: int) -> str:
     rows += _list_iteration(profile)
     return "\n".join(
         [
-            f"{names.show_short(profile.modules.root.class_name)} at step {step}, counted by the {whose}.",
+            f"{names.printable_short(profile.modules.root.class_name)} at step {step}, counted by the {whose}.",
             "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step, iter is all of these.",
             "A MAC is a multiply-add, flops are floating-point operations, FLOPS are flops per second.",
             "",
@@ -146,7 +146,7 @@ def _write_modules(profile: ModelProfile) -> str:
             "At each module: params and their share of the model's, MACs and share, fwd latency and share, fwd FLOPS.",
             "What a module does itself, in functions, is in its figures and in none of the modules inside it.",
             "",
-            *draw(profile.modules, describe),
+            *draw_tree(profile.modules, describe),
         ]
     )
 

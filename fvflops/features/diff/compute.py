@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fvflops.features.diff.model import Figures, ModelDifference, ModuleChange, OperatorChange, Side
-from fvflops.features.diff.module_matching import find_counterparts
+from fvflops.features.diff.module_matching import match_modules
 from fvflops.trace import Counts, ModuleTree, Status
 
 _NOTHING = Figures()
@@ -17,7 +17,7 @@ _ORDER = tuple(status.value for status in (Status.COUNTED, Status.FREE, Status.O
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CountedRun:
     """One run as it is compared: its name, inputs and notes, and its counts of flops and of activations."""
 
     name: str
@@ -27,7 +27,7 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def subtract(first: Run, second: Run, *, table: str = "", multiply_add: int = 1) -> ModelDifference:
+def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multiply_add: int = 1) -> ModelDifference:
     """Return what changed from a first run to a second; both are counted by one table.
 
     Work belongs to the module that was called last when it ran. Modules are matched as
@@ -35,7 +35,7 @@ def subtract(first: Run, second: Run, *, table: str = "", multiply_add: int = 1)
     """
     before, after = _gather(first), _gather(second)
     trees = first.flops.modules, second.flops.modules
-    pairs = find_counterparts(
+    pairs = match_modules(
         *trees, *({name: _freeze(labels) for name, labels in side.items()} for side in (before, after))
     )
     statuses = _statuses(first, second)
@@ -60,7 +60,7 @@ def subtract(first: Run, second: Run, *, table: str = "", multiply_add: int = 1)
     )
 
 
-def _gather(run: Run) -> dict[str, dict[str, Figures]]:
+def _gather(run: CountedRun) -> dict[str, dict[str, Figures]]:
     """Return module → label → figures of the work that is its own."""
     sums: dict[str, dict[str, Figures]] = {}
 
@@ -152,7 +152,7 @@ def _sum(parts: Iterable[Figures]) -> Figures:
     return whole
 
 
-def _statuses(*runs: Run) -> dict[str, str]:
+def _statuses(*runs: CountedRun) -> dict[str, str]:
     found: dict[str, str] = {}
     for run in runs:
         for entry in run.flops.entries:
@@ -161,5 +161,5 @@ def _statuses(*runs: Run) -> dict[str, str]:
     return found
 
 
-def _side(run: Run) -> Side:
+def _side(run: CountedRun) -> Side:
     return Side(run.name, run.inputs, dict(run.flops.ledger()[Status.UNKNOWN]), run.notes)

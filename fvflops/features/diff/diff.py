@@ -14,7 +14,7 @@ from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.features.diff import report
-from fvflops.features.diff.compute import Run, subtract
+from fvflops.features.diff.compute import CountedRun, diff_counts
 from fvflops.features.diff.model import ModelDifference
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Trace
@@ -76,15 +76,15 @@ def diff(
     formulas = table if isinstance(table, FormulaTable) else load_table(table)
     settings = {"inputs": inputs, "kwargs": kwargs, "table": formulas, **options}
     traces = [_read_trace(source, **settings) for source in (a, b)]
-    return subtract_traces(traces[0], traces[1], table=formulas, names=names or (_name(a, "before"), _name(b, "after")))
+    return diff_traces(traces[0], traces[1], table=formulas, names=names or (_name(a, "before"), _name(b, "after")))
 
 
-def subtract_traces(
+def diff_traces(
     first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
 ) -> PrintedDifference:
     """Return what is different in the second of two Traces, counted by a table."""
     runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
-    found = subtract(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
+    found = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
     return PrintedDifference(**{part.name: getattr(found, part.name) for part in fields(found) if part.init})
 
 
@@ -116,7 +116,7 @@ def _name(source: Any, otherwise: str) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else otherwise
 
 
-def _count(trace: Trace, table: FormulaTable, name: str) -> Run:
+def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
     analyses = []
     for kind in (FlopCountAnalysis, ActivationCountAnalysis):
         analysis = kind.from_trace(trace, table=table)
@@ -124,4 +124,4 @@ def _count(trace: Trace, table: FormulaTable, name: str) -> Run:
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
         notes += ("the run raised, and this is what it did until then",)
-    return Run(name, trace.about.get("inputs", ""), analyses[0].counts(), analyses[1].counts(), notes)
+    return CountedRun(name, trace.about.get("inputs", ""), analyses[0].counts(), analyses[1].counts(), notes)

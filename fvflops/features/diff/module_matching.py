@@ -28,7 +28,7 @@ _MOST = 1_000_000  # pairs that difflib may look at; beyond, only the same begin
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _TreeFingerprint:
     """A tree as the rule sees it; equal numbers mean alike in class, in classes and shapes inside, or in all inside."""
 
     order: tuple[str, ...]
@@ -40,14 +40,14 @@ class _Look:
 
 
 # From alike in everything to alike in little.
-_LEVELS: Sequence[Callable[[_Look], Mapping[str, int]]] = (
+_LEVELS: Sequence[Callable[[_TreeFingerprint], Mapping[str, int]]] = (
     lambda look: look.whole,
     lambda look: look.shapes,
     lambda look: look.classes,
 )
 
 
-def find_counterparts(
+def match_modules(
     first: ModuleTree,
     second: ModuleTree,
     first_counts: Mapping[str, Hashable] | None = None,
@@ -60,12 +60,12 @@ def find_counterparts(
     >>> from fvflops.trace import ModuleInfo
     >>> one = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "act": "ReLU"}.items()})
     >>> two = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "relu": "ReLU"}.items()})
-    >>> find_counterparts(one, two)
+    >>> match_modules(one, two)
     {'': '', 'act': 'relu'}
     """
     numbers: dict[Hashable, int] = {}
-    one = _look_at(first, first_counts or {}, numbers)
-    two = _look_at(second, second_counts or {}, numbers)
+    one = _fingerprint(first, first_counts or {}, numbers)
+    two = _fingerprint(second, second_counts or {}, numbers)
     pairs: dict[str, str] = {}
     taken: set[str] = set()
     _descend(one, two, _find_root(one, two), pairs, taken)
@@ -76,7 +76,7 @@ def find_counterparts(
     return pairs
 
 
-def _look_at(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> _Look:
+def _fingerprint(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> _TreeFingerprint:
     places = list(tree.modules())
     names = {place.name for place in places}
     children: dict[str, list[str]] = {place.name: [] for place in places}
@@ -101,10 +101,10 @@ def _look_at(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict[Has
         whole[place.name] = number(shapes[place.name], count, tuple(whole.get(name) for name in inside), "whole")
         if held or count or not heavy.isdisjoint(inside):
             heavy.add(place.name)
-    return _Look(tuple(place.name for place in places), children, classes, shapes, whole, frozenset(heavy))
+    return _TreeFingerprint(tuple(place.name for place in places), children, classes, shapes, whole, frozenset(heavy))
 
 
-def _find_root(one: _Look, two: _Look) -> Pair:
+def _find_root(one: _TreeFingerprint, two: _TreeFingerprint) -> Pair:
     """Return the two modules to begin with: the models, or one of them and where it stands in the other."""
     if one.whole[""] == two.whole[""]:
         return "", ""
@@ -121,7 +121,7 @@ def _find_root(one: _Look, two: _Look) -> Pair:
     return "", ""
 
 
-def _descend(one: _Look, two: _Look, start: Pair, pairs: dict[str, str], taken: set[str]) -> None:
+def _descend(one: _TreeFingerprint, two: _TreeFingerprint, start: Pair, pairs: dict[str, str], taken: set[str]) -> None:
     """Pair two modules and, by the rule, what is inside them."""
     queue = [start]
     while queue:
@@ -174,7 +174,7 @@ def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, 
     yield len(left) - tail, len(right) - tail, tail
 
 
-def _match_names(one: _Look, two: _Look, left: list[str], right: list[str]) -> list[Pair]:
+def _match_names(one: _TreeFingerprint, two: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
     """Return the pairs of two sets of names."""
 
     def key(name: str) -> str:
@@ -209,9 +209,9 @@ def _match_names(one: _Look, two: _Look, left: list[str], right: list[str]) -> l
 
 
 def _find_moved(
-    one: _Look,
-    two: _Look,
-    alike: Callable[[_Look], Mapping[str, int]],
+    one: _TreeFingerprint,
+    two: _TreeFingerprint,
+    alike: Callable[[_TreeFingerprint], Mapping[str, int]],
     pairs: Mapping[str, str],
     taken: set[str],
 ) -> Iterator[Pair]:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from fvflops.features.diff.model import MEASURES, Change, Figures, ModelDifference, ModuleChange, OperatorChange
 from fvflops.formulas.quotation import shorten
-from fvflops.reports.names import escape_markdown, show
-from fvflops.reports.terminal.layer_ranges import find_pattern, write_span
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.names import escape_markdown, printable
+from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.reports.text.text_table import text_table
 from fvflops.units import format_quantity, format_ratio, format_short, format_thousands
 
 SCHEMA = 1
@@ -102,7 +102,7 @@ def _check(measure: str) -> None:
 
 
 def _plain(name: str) -> str:
-    return show(shorten(name, _LONGEST))
+    return printable(shorten(name, _LONGEST))
 
 
 def _marked(name: str) -> str:
@@ -223,8 +223,8 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
 
 
 def _name_rows(group: Sequence[ModuleChange]) -> str:
-    before = write_span([module.before_name for module in group if module.before_name is not None])
-    after = write_span([module.after_name for module in group if module.after_name is not None])
+    before = format_range([module.before_name for module in group if module.before_name is not None])
+    after = format_range([module.after_name for module in group if module.after_name is not None])
     name = after if before in ("", after) else before if not after else f"{before or '(model)'}{_ARROW}{after}"
     if group[0].before_name == "" and after:
         name = f"(model){_ARROW}{after}"
@@ -302,7 +302,7 @@ def _sum(parts: Iterable[Figures]) -> Figures:
 
 
 def _draw(table: _Table, *, left: int = 1) -> str:
-    return draw(*table, left=left)
+    return text_table(*table, left=left)
 
 
 def _pipe(table: _Table, *, words: int = 1) -> list[str]:

@@ -14,8 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fvflops.features.experts.expert_groups import find_siblings, modules_above
-from fvflops.features.experts.token_routing import ALL, ModuleCall, Pick, Stack, floats_in, is_batch, is_float
+from fvflops.features.experts.expert_groups import find_expert_groups, modules_above
+from fvflops.features.experts.token_routing import (
+    ALL,
+    ExpertStack,
+    ModuleCall,
+    TokenSelection,
+    floats_in,
+    is_batch,
+    is_float,
+)
 from fvflops.formulas import load_table
 from fvflops.trace import Event, Signature, TensorSpec, Trace, TraceError, tensors_in
 
@@ -85,7 +93,7 @@ class _Walk:
         self._told = {name for names in self._weights.values() for name in names}
         self._chosen: set[int] = set()
         # Storage → what was picked for it, and whether nothing was computed with it by a parameter since.
-        self._picked: dict[int, tuple[Pick, bool]] = {}
+        self._picked: dict[int, tuple[TokenSelection, bool]] = {}
         self._made: dict[int, int] = {}
         self._calls: dict[tuple[int, ...], ModuleCall] = {(): ModuleCall(())}
         self._used: set[str] = set()
@@ -93,11 +101,11 @@ class _Walk:
         self._computing: set[str] = set()
         self._multiplied: set[str] = set()
         self._whole: set[str] = set()
-        self._stacks: defaultdict[str, Stack] = defaultdict(Stack)
-        self._groups = list(find_siblings(trace.modules))
+        self._stacks: defaultdict[str, ExpertStack] = defaultdict(ExpertStack)
+        self._groups = list(find_expert_groups(trace.modules))
         self._grouped = {name for group in self._groups for name in group}
         # Module → its calls that picked rows came to → the pick and its storage.
-        self._arrivals: defaultdict[str, dict[ModuleCall, dict[int, Pick]]] = defaultdict(dict)
+        self._arrivals: defaultdict[str, dict[ModuleCall, dict[int, TokenSelection]]] = defaultdict(dict)
 
     def see(self, position: int, event: Event) -> None:
         """Take in the next event."""
@@ -190,7 +198,7 @@ class _Walk:
     def _elements(self, name: str) -> int:
         return self._parameters[name].spec.numel if name in self._parameters else 0
 
-    def _pick_among(self, storages: Iterable[int], event: Event) -> Pick | None:
+    def _pick_among(self, storages: Iterable[int], event: Event) -> TokenSelection | None:
         """Return what was picked for one of some storages, in a module that still runs."""
         stack = self._trace.stacks[event.stack]
         for index in storages:
@@ -241,7 +249,7 @@ class _Walk:
             fresh = alone and not with_weights and all(fresh for _, fresh in known)
             self._picked.update(dict.fromkeys(writes, (known[0][0], fresh)))
 
-    def _new_pick(self, op: str, event: Event, signature: Signature, with_weights: bool) -> Pick | None:
+    def _new_pick(self, op: str, event: Event, signature: Signature, with_weights: bool) -> TokenSelection | None:
         """Return what an op picks; rows that are picked of picked rows are still those of the first pick."""
         reads = event.reads
         chosen = [index for index in reads if index in self._chosen]
@@ -260,7 +268,7 @@ class _Walk:
             return None
         call = self._call_around(self._trace.stacks[event.stack])
         around = self._call_around(call.path[:-1])
-        return Pick(source, spec, call, around, source in self._weights)
+        return TokenSelection(source, spec, call, around, source in self._weights)
 
     def _is_fresh(self, index: int) -> bool:
         return index in self._picked and self._picked[index][1]
@@ -326,7 +334,7 @@ class _Walk:
                     )
         return shares
 
-    def _is_shared_out(self, arrivals: Mapping[str, Mapping[ModuleCall, Mapping[int, Pick]]]) -> bool:
+    def _is_shared_out(self, arrivals: Mapping[str, Mapping[ModuleCall, Mapping[int, TokenSelection]]]) -> bool:
         """Return whether modules share out what was picked of one tensor, rather than see all of it or another each."""
         names: defaultdict[int, set[str]] = defaultdict(set)
         for name, calls in arrivals.items():
@@ -338,11 +346,11 @@ class _Walk:
         return any(len(sharing) > 1 for sharing in names.values()) and taken <= there
 
 
-def _pairs(calls: Mapping[ModuleCall, Mapping[int, Pick]]) -> Iterator[tuple[int, Pick]]:
+def _pairs(calls: Mapping[ModuleCall, Mapping[int, TokenSelection]]) -> Iterator[tuple[int, TokenSelection]]:
     return (pair for picks in calls.values() for pair in picks.items())
 
 
-def _entered(call: ModuleCall, picks: Mapping[int, Pick]) -> TensorSpec:
+def _entered(call: ModuleCall, picks: Mapping[int, TokenSelection]) -> TensorSpec:
     """Return the tensor of picked rows that entered a call; it is empty where none is to be seen."""
     widths = {pick.width for pick in picks.values()}
     specs = floats_in(call.inputs)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fvflops.trace import ModuleTree
 
 
-def find_siblings(tree: ModuleTree) -> Iterator[list[str]]:
+def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
     """Yield the names of modules side by side that are of one class and hold parameters of the same shapes.
 
     >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
@@ -16,7 +16,8 @@ def find_siblings(tree: ModuleTree) -> Iterator[list[str]]:
     ...     weight = ParameterInfo(f"{name}.weight", TensorSpec((rows, 3)), number, True)
     ...     return ModuleInfo(name, name, "Linear", parameters=(weight,))
     >>> root = ModuleInfo("", "", "Net", children=(("a", "a"), ("b", "b"), ("c", "c")))
-    >>> list(find_siblings(ModuleTree({"": root, "a": hold(0, "a", 2), "b": hold(1, "b", 2), "c": hold(2, "c", 4)})))
+    >>> tree = ModuleTree({"": root, "a": hold(0, "a", 2), "b": hold(1, "b", 2), "c": hold(2, "c", 4)})
+    >>> list(find_expert_groups(tree))
     [['a', 'b']]
     """
     held: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)

@@ -20,7 +20,7 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class TokenSelection:
     """Rows that were picked of a storage.
 
     `source` is the storage and `spec` the tensor that it was seen as, `call` the call of the module that picked, and
@@ -28,7 +28,7 @@ class Pick:
     was experts' weights that were picked, not tokens.
 
     >>> call = ModuleCall((0,), inputs=(TensorSpec((2, 15, 8)),))
-    >>> Pick(3, TensorSpec((60, 8)), call, call, of_weights=False).tokens()  # each token stands there twice
+    >>> TokenSelection(3, TensorSpec((60, 8)), call, call, of_weights=False).tokens()  # each token stands there twice
     30
     """
 
@@ -58,11 +58,11 @@ class Pick:
 
 
 @dataclass(slots=True)
-class Stack:
+class ExpertStack:
     """What a weight that is a stack of experts did: its multiply-adds, and the tokens of each call that picked."""
 
     macs: Fraction = field(default_factory=Fraction)
-    picks: dict[ModuleCall, Pick | None] = field(default_factory=dict)
+    picks: dict[ModuleCall, TokenSelection | None] = field(default_factory=dict)
 
     def share(self, elements: int) -> Fraction:
         """Return the part of its elements that works on a token."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.recording import record
-from fvflops.features.scaling.lookups import CheckedLookups
+from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, ScalingError, Sizes
 from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
@@ -67,13 +67,13 @@ def generation_cost(
         new=new,
         prefill=prefill,
         decode=decode,
-        whole=_add_up(prefill, decode),
+        whole=_sum(prefill, decode),
         total=first + rest,
         counted_up_to=start,
     )
 
 
-def _add_up(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
+def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
     """Return the whole generation as a polynomial in prompt and new."""
     if prefill.polynomial is None or decode.polynomial is None or not (prefill.everywhere and decode.everywhere):
         return None
@@ -127,7 +127,7 @@ class _Decoder:
         ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._home)
         recording = record(self._model, table=self._table, execution=self._execution)
         recording.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        with torch.no_grad(), CheckedLookups(), recording:
+        with torch.no_grad(), BoundsCheckedEmbedding(), recording:
             result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._only_last)
             recording.step()
             for length in range(prompt, prompt + tokens):

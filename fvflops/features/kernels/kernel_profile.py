@@ -21,17 +21,17 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
 from fvflops.capture.instrument.module_clock import unchanged
 from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
-from fvflops.capture.model.model_index import Reading
+from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.interrupts import allowed, deferred
 from fvflops.capture.restore.restore import leaves_of
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.capture.session import Session
-from fvflops.counting import TablePricer
+from fvflops.counting import TableCostModel
 from fvflops.features.kernels import chrome_trace as kernel_trace
 from fvflops.features.kernels import report as kernels
-from fvflops.features.kernels.matching import KernelMatch, lay_over, match_kernels
+from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Trace, TraceError
@@ -103,9 +103,9 @@ class KernelProfile:
             raise TypeError(f"the model is a torch.nn.Module, a function or None, not {type(model).__name__}")
         self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
         self._table = table if isinstance(table, FormulaTable) else load_table(table)
-        self._pricer = TablePricer(self._table, "flops")
+        self._pricer = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
-        self._reading = Reading(self._model)
+        self._reading = ModelIndex(self._model)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._counted: Trace | None = None
@@ -260,7 +260,7 @@ class KernelProfile:
         counted TraceError is raised.
         """
         self.total()
-        return lay_over(self.match())
+        return overlay_times(self.match())
 
     def analysis(self) -> FlopCountAnalysis:
         """Return the analysis of `trace()`."""
@@ -484,7 +484,7 @@ class _Gradients:
 
 
 @contextmanager
-def _unchanged(reading: Reading, inputs: Any, gradients: _Gradients) -> Iterator[None]:
+def _unchanged(reading: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
     """Leave a model, its buffers and gradients, and its inputs, as they were; inside there are no gradients first."""
     with unchanged(reading, inputs):
         gradients.hold((*reading.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))

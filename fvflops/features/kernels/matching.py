@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from fvflops.counting.count import Amount, Pricer, find_covered, price_regions
+from fvflops.counting.count import Amount, CostModel, find_covered, region_costs
 from fvflops.trace import Event, Status, Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
 
@@ -50,7 +50,7 @@ class KernelMatch:
         return numbers if self.run.complete else numbers[:-1]
 
 
-def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> KernelMatch:
+def match_kernels(run: KernelRun, trace: Trace | None, pricer: CostModel) -> KernelMatch:
     """Return a run with the modules, phases and FLOPs of its events.
 
     The Trace holds what one step does; each step of the run is laid beside it. In a call of a module, the outermost
@@ -60,8 +60,8 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
     >>> import torch
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TablePricer
-    >>> pricer = TablePricer(load_table("default"), "flops")
+    >>> from fvflops.counting import TableCostModel
+    >>> pricer = TableCostModel(load_table("default"), "flops")
     >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
     >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
     >>> match_kernels(run, trace, pricer).flops
@@ -89,7 +89,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: Pricer) -> Kernel
     )
 
 
-def lay_over(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
+def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
     """Return the Trace with the times and the memory of the events that its ops and the calls of its modules have.
 
     `measure` says which of the two; memory is what the CPU's allocator held, and known with profile_memory=True. Of
@@ -191,13 +191,13 @@ class _Call:
             yield from call.ops()
 
 
-def _build_calls(trace: Trace, pricer: Pricer) -> _Call:
+def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
     """Return the calls of a Trace, one in another; those of all threads in one order, since they wait for each other.
 
     What a region counts for that is no module is told of the module around it.
     """
     root = _Call("root", "")
-    priced = price_regions(trace, pricer)
+    priced = region_costs(trace, pricer)
     covered = find_covered(trace, priced)
     opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
     for index, event in enumerate(trace.events or ()):
@@ -206,7 +206,7 @@ def _build_calls(trace: Trace, pricer: Pricer) -> _Call:
         known = (event.stack, event.phase) not in covered
         if event.kind == "op":
             signature = trace.signatures[event.item]
-            flops = _sum(pricer.price_op(signature)) if known else 0
+            flops = _sum(pricer.op_cost(signature)) if known else 0
             outer.inner.append(_Call("op", signature.packet, index, flops))
         elif event.kind == "enter":
             region = trace.regions[event.item]

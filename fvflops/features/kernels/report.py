@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace.kernel_events import KernelRow
 from fvflops.units import flops_to_string, format_percent, format_seconds, format_size
 
@@ -111,7 +111,7 @@ def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
 
 
 def _cut(name: str) -> str:
-    name = show(name)
+    name = printable(name)
     return name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "..."
 
 

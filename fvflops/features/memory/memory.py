@@ -11,13 +11,13 @@ from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
-from fvflops.capture.restore.restore import Containers
+from fvflops.capture.restore.restore import ContainerSnapshot
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import one_at_a_time, unseen
+from fvflops.capture.run import recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.workspaces import OWN_KERNELS
-from fvflops.garbage_collector import uncollected
+from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
 
 _STOPS = StopsAt(OWN_KERNELS)
@@ -92,13 +92,13 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
         execution="shapes",
         device=analysis._device,
         assume=analysis._assume,
-        weigh=analysis._weigh,
+        weigh=analysis._estimate_cost,
     )
-    held, complete = Containers(), False
+    held, complete = ContainerSnapshot(), False
     with deferred():
         held.watch((args, kwargs), objects=True)
         try:
-            with one_at_a_time(), unseen(), uncollected():
+            with recording_lock(), suspend_outer_recordings(), gc_paused():
                 session.start()
                 try:
                     shapes = session.in_shapes((args, dict(kwargs)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fvflops.features.parameters.model import ParameterCount
-from fvflops.reports.names import show_short
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.names import printable_short
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_size
 from fvflops.views.summary_rows import depth_of
 
@@ -33,7 +33,7 @@ def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int 
         for name, count in counts.items()
         if depth_of(name) <= depth and (not name or count.total or count.buffers)
     ]
-    table = draw(["name", *headings], rows)
+    table = pipe_table(["name", *headings], rows)
     if not root.looked_up:
         return table
     size = format_size(root.looked_up, digits=digits)
@@ -41,4 +41,4 @@ def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int 
 
 
 def _indent(name: str) -> str:
-    return " " * depth_of(name) + show_short(name.rpartition(".")[2]) if name else "model"
+    return " " * depth_of(name) + printable_short(name.rpartition(".")[2]) if name else "model"

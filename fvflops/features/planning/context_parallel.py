@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 
-class SharedSequence(TorchFunctionMode):
+class ShardedSequence(TorchFunctionMode):
     """While it is on, attention gathers the keys and values of all ranks of a process group, each the same part long.
 
     So was Llama 3 trained (Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). In the

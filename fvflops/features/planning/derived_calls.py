@@ -17,7 +17,7 @@ Call = tuple[Signature, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe:
+class StageLinks:
     """What a stage has to do with its neighbours: what it passes on, whether it receives such and whether it sends."""
 
     hidden: TensorSpec
@@ -25,7 +25,7 @@ class Pipe:
     sends: bool
 
 
-def exchange(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
+def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
     """Return what DistributedDataParallel adds to a trace: each gradient scaled, and all of them summed.
 
     Buffers are sent to all ranks before the forward run, as is its default.
@@ -51,7 +51,7 @@ def exchange(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[C
     return added
 
 
-def pass_on(pipe: Pipe, group: Value, microbatches: int) -> list[Call]:
+def send_recv(pipe: StageLinks, group: Value, microbatches: int) -> list[Call]:
     """Return what a stage sends and receives: hidden states forward, their gradients backward."""
     c10d = torch.ops.c10d
     sent = _sign(c10d.send.default, tensors=(pipe.hidden,), process_group=group)

@@ -19,7 +19,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class PipelineStages:
     """Where a model may be cut: `blocks` names the module list that is dealt out.
 
     The modules of `first` belong to the first stage alone, those of `last` to the last. `takes` is the model's argument
@@ -33,12 +33,12 @@ class Stages:
     hidden: str
 
 
-STAGES: Mapping[str, Stages] = {
-    "fvflops.zoo.llama.Llama": Stages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
+STAGES: Mapping[str, PipelineStages] = {
+    "fvflops.zoo.llama.Llama": PipelineStages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
 }
 
 
-def find_stages(model: nn.Module) -> Stages:
+def find_stages(model: nn.Module) -> PipelineStages:
     """Return where a model may be cut: one of the zoo by the list here, one of transformers by its own pp_plan.
 
     Any other, and one whose first and last stage would share a parameter, raises ShardingError.
@@ -54,17 +54,17 @@ def find_stages(model: nn.Module) -> Stages:
     return stages
 
 
-def _read_own(model: nn.Module) -> Stages | None:
+def _read_own(model: nn.Module) -> PipelineStages | None:
     own: Mapping[str, Any] = getattr(model, "_pp_plan", None) or {}
     blocks = [path for path in own if isinstance(model.get_submodule(path), nn.ModuleList)]
     if len(blocks) != 1 or "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return None
     first = tuple(path for path, (inputs, _) in own.items() if "input_ids" in inputs)
     last = tuple(path for path in own if path not in (*first, *blocks))
-    return Stages(first, blocks[0], last, "input_ids", "inputs_embeds")
+    return PipelineStages(first, blocks[0], last, "input_ids", "inputs_embeds")
 
 
-def cut(model: nn.Module, stages: Stages, stage: int, count: int) -> None:
+def split_stage(model: nn.Module, stages: PipelineStages, stage: int, count: int) -> None:
     """Leave of a model, in place, what one stage of so many holds.
 
     The blocks are dealt out in order; where they cannot be shared evenly, the first stages have one more.
@@ -91,7 +91,7 @@ def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def receive(model: nn.Module, inputs: Inputs, stages: Stages, hidden: TensorSpec) -> Inputs:
+def receive(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
     """Return the inputs of a later stage: what the one before it gives, in the place of the model's own."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)

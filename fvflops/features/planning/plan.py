@@ -20,18 +20,18 @@ from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, record_call
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
-from fvflops.features.planning.context_parallel import SharedSequence
+from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.derived_calls import (
     Call,
-    Pipe,
+    StageLinks,
     accumulate,
     add_calls,
-    exchange,
+    gradient_allreduce,
     local_spec,
-    pass_on,
     repeat,
+    send_recv,
 )
-from fvflops.features.planning.pipeline import Inputs, cut, find_hidden, find_stages, receive
+from fvflops.features.planning.pipeline import Inputs, find_hidden, find_stages, receive, split_stage
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Trace
@@ -127,13 +127,13 @@ def plan_rank(
     inputs: Inputs = args, dict(kwargs or {})
     twin, pipe = _copy_to_meta(model), None
     if mesh.get("pp", 1) > 1:
-        twin, inputs, pipe = _cut(model, inputs, coordinates["pp"], mesh["pp"])
+        twin, inputs, pipe = _keep_stage(model, inputs, coordinates["pp"], mesh["pp"])
         loss = _touch_result if pipe.sends else loss
     with deferred(), pretended_world(math.prod(mesh.values()), rank), model_runs():
         device_mesh = _make_mesh(mesh)
         twin = _split(twin, device_mesh, mesh, shard_by, sequence_parallel)
         held = [local_spec(parameter) for parameter in twin.parameters()]
-        with SharedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
+        with ShardedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
             trace = record_call(
                 twin,
                 *inputs,
@@ -249,13 +249,18 @@ def _make_mesh(mesh: Mapping[str, int]) -> Any:
 
 
 def _derive(
-    trace: Trace, model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], pipe: Pipe | None, microbatches: int
+    trace: Trace,
+    model: nn.Module,
+    device_mesh: Any,
+    mesh: Mapping[str, int],
+    pipe: StageLinks | None,
+    microbatches: int,
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return a trace with what was not run of a rank's step, and in words what that is."""
     added: list[Call] = []
     derived = []
     if pipe is not None:
-        added += pass_on(pipe, describe(device_mesh.get_group("pp")), microbatches)
+        added += send_recv(pipe, describe(device_mesh.get_group("pp")), microbatches)
         derived.append("what stages pass on over pp, once for each microbatch")
     if microbatches > 1:
         trace = repeat(trace, microbatches)
@@ -263,7 +268,7 @@ def _derive(
         derived.append(f"the {microbatches} microbatches, of which one was run, and the sums of their gradients")
     replicas = _join(device_mesh, mesh, "dp", "cp")
     if replicas is not None and mesh.get("fsdp", 1) == 1:
-        added += exchange(trace, model, describe(replicas.get_group()), replicas.size())
+        added += gradient_allreduce(trace, model, describe(replicas.get_group()), replicas.size())
         derived.append(
             f"the gradients' all-reduce over {replicas.mesh_dim_names[0]}, with what else DistributedDataParallel does "
             "for it: each parameter that wants a gradient goes through it once, whatever the buckets"
@@ -279,16 +284,16 @@ def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
     return device_mesh[long[0]] if len(long) == 1 else device_mesh[long]._flatten("_".join(long))
 
 
-def _cut(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, Pipe]:
+def _keep_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:
     stages = find_stages(model)
     mine, one = _copy_to_meta(model), _copy_to_meta(model)
-    cut(mine, stages, stage, count)
+    split_stage(mine, stages, stage, count)
     blocks: Any = one.get_submodule(stages.blocks)
-    cut(one, stages, 0, len(blocks))
+    split_stage(one, stages, 0, len(blocks))
     hidden = find_hidden(one, inputs)
     if stage > 0:
         inputs = receive(model, inputs, stages, hidden)
-    return mine, inputs, Pipe(hidden, stage > 0, stage < count - 1)
+    return mine, inputs, StageLinks(hidden, stage > 0, stage < count - 1)
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fvflops.counting.count import Pricer, RegionAmounts, find_covered, name_region, price_regions
-from fvflops.counting.timing import BY_OWNER, Times, add_up_times
-from fvflops.counting.traffic.byte_costs import sort_by_storages
-from fvflops.features.profiling.model import Line, Measured
+from fvflops.counting.count import CostModel, RegionAmounts, find_covered, name_region, region_costs
+from fvflops.counting.timing import BY_OWNER, Times, sum_times
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.features.profiling.model import Profile, ProfileRow
 from fvflops.features.roofline.model import Roofline
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
 
@@ -18,7 +18,7 @@ from fvflops.trace import Counts, Event, Status, Trace, TraceError
 _Tables = dict[str, dict[str, Counter[str]]]
 
 
-def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofline | None = None) -> Measured:
+def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roofline | None = None) -> Profile:
     """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a pricer.
 
     A module has all that ran while it was called, whoever owns it, as the clock around it has; in the backward pass and
@@ -32,11 +32,11 @@ def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofli
     >>> model = torch.nn.Linear(3, 2)
     >>> with record(model, measure={"time"}) as run:
     ...     y = model(torch.ones(4, 3))
-    >>> measure_lines(run.trace(), run.counts(), run._pricer()).whole().flops
+    >>> measure_rows(run.trace(), run.counts(), run._cost_model()).whole().flops
     24
     """
     columns = measured_columns(trace)
-    times = add_up_times(trace)
+    times = sum_times(trace)
     walk = _Walk(trace, times, pricer)
     walk.run()
     tables = _Both(walk)
@@ -47,7 +47,7 @@ def measure_lines(trace: Trace, counts: Counts, pricer: Pricer, roofline: Roofli
     if roofline is not None:
         for bounded in roofline.entries:
             tables.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
-    return Measured(
+    return Profile(
         trace.modules,
         _lines(tables.modules, walk.module_times, walk.module_memory),
         _lines(tables.operators, walk.operator_times, walk.operator_memory),
@@ -72,12 +72,12 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
 
 def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
     """Add the bytes that ops read and write, and return op → calls of those of which they are not known."""
-    moved, pricer = sort_by_storages(trace)
+    moved, pricer = split_by_aliasing(trace)
     scopes = moved.scopes()
     unmoved: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
-        traffic = pricer.weigh(signature)
+        traffic = pricer.op_traffic(signature)
         operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
             unmoved[signature.packet] += calls
@@ -90,22 +90,24 @@ def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
 
 def _lines(
     sums: _Tables, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
-) -> dict[str, dict[str, Line]]:
-    lines: dict[str, dict[str, Line]] = {}
+) -> dict[str, dict[str, ProfileRow]]:
+    lines: dict[str, dict[str, ProfileRow]] = {}
     for phase in dict.fromkeys([*times, *sums]):
         names = dict.fromkeys([*times.get(phase, {}), *sums.get(phase, {})])
         lines[phase] = {name: _line(name, sums.get(phase, {}), times.get(phase, {}), memory[phase]) for name in names}
     return lines
 
 
-def _line(name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]) -> Line:
+def _line(
+    name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]
+) -> ProfileRow:
     columns: dict[str, Any] = dict(sums.get(name, {}))
     timing = times.get(name)
     if timing is not None:
         columns |= {"calls": timing.calls, "total_ns": timing.total, "own_ns": timing.own}
     if name in memory:
         columns |= memory[name].columns()
-    return Line(**columns)
+    return ProfileRow(**columns)
 
 
 @dataclass(slots=True)
@@ -186,9 +188,9 @@ class _Walk:
     `covering` maps a stack and a phase to the operator as which all that ran there is counted.
     """
 
-    def __init__(self, trace: Trace, times: Times, pricer: Pricer) -> None:
+    def __init__(self, trace: Trace, times: Times, pricer: CostModel) -> None:
         self._trace = trace
-        self._priced = price_regions(trace, pricer)
+        self._priced = region_costs(trace, pricer)
         self.covering = _find_covering(trace, self._priced)
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
@@ -293,7 +295,7 @@ class _Walk:
 
 def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
     """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
-    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.covers}
+    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.exclusive}
     return {
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
         for stack, phase in find_covered(trace, priced)

@@ -16,7 +16,7 @@ EXCESS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProfileRow:
     """What some calls took and come to: times in ns, FLOPs in a convention, bytes, memory in bytes.
 
     `own_ns` leaves out the modules inside. `read` and `written` are the bytes that ops must move, `least_seconds` the
@@ -24,7 +24,7 @@ class Line:
     bytes. Memory was held `before` the first and `after` the last call, what the calls left behind adds up to `kept`,
     and `peak` is the most that was held meanwhile; these are None where memory was not measured.
 
-    >>> line = Line(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
+    >>> line = ProfileRow(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
     >>> line.flops_per_second, line.intensity, line.roofline_share
     (3000000000.0, 4.0, 0.25)
     """
@@ -63,21 +63,22 @@ class Line:
         """The least time by the time that it took; 0 where that was nothing."""
         return self.least_seconds * 1e9 / self.total_ns if self.total_ns else 0.0
 
-    def __add__(self, other: Line) -> Line:
-        return add_up((self, other))
+    def __add__(self, other: ProfileRow) -> ProfileRow:
+        return sum_rows((self, other))
 
 
-def add_up(lines: Iterable[Line]) -> Line:
+def sum_rows(lines: Iterable[ProfileRow]) -> ProfileRow:
     """Return what lines come to together, in the order in which they ran.
 
-    >>> add_up([Line(calls=1, flops=8, before=0, after=4, kept=4, peak=6), Line(calls=2, before=4, after=1, kept=-3)])
-    Line(calls=3, total_ns=0, own_ns=0, flops=8, unknown=0, read=0, written=0, unmoved=0, least_seconds=0.0, before=0, \
-after=1, kept=1, peak=6)
+    >>> first = ProfileRow(calls=1, flops=8, before=0, after=4, kept=4, peak=6)
+    >>> sum_rows([first, ProfileRow(calls=2, before=4, after=1, kept=-3)])
+    ProfileRow(calls=3, total_ns=0, own_ns=0, flops=8, unknown=0, read=0, written=0, unmoved=0, least_seconds=0.0, \
+before=0, after=1, kept=1, peak=6)
     """
     parts = list(lines)
     kept = [line.kept for line in parts if line.kept is not None]
     counts: dict[str, Any] = {name: sum(getattr(line, name) for line in parts) for name in _COUNTS}
-    return Line(
+    return ProfileRow(
         **counts,
         least_seconds=math.fsum(line.least_seconds for line in parts),
         before=next((line.before for line in parts if line.before is not None), None),
@@ -91,7 +92,7 @@ _COUNTS = ("calls", "total_ns", "own_ns", "flops", "unknown", "read", "written",
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Profile:
     """A measured run, ready to be rendered.
 
     `by_module` maps a phase and a module's canonical name to its line, with all that ran inside its calls; the root's
@@ -102,8 +103,8 @@ class Measured:
     """
 
     modules: ModuleTree
-    by_module: Mapping[str, Mapping[str, Line]]
-    by_operator: Mapping[str, Mapping[str, Line]]
+    by_module: Mapping[str, Mapping[str, ProfileRow]]
+    by_operator: Mapping[str, Mapping[str, ProfileRow]]
     columns: tuple[str, ...] = ("time",)
     outside_ns: int = 0
     peaks: str = ""
@@ -117,38 +118,38 @@ class Measured:
         """The phases in which anything ran, in the order in which a training step has them."""
         return tuple(phase for phase in PHASES if phase in self.by_module)
 
-    def whole(self, phase: str | None = None) -> Line:
+    def whole(self, phase: str | None = None) -> ProfileRow:
         """Return what one phase comes to, or all."""
-        return add_up(self.by_module[name].get("", Line()) for name in self._choose(phase))
+        return sum_rows(self.by_module[name].get("", ProfileRow()) for name in self._choose(phase))
 
-    def module_lines(self, phase: str | None = None) -> dict[str, Line]:
+    def module_lines(self, phase: str | None = None) -> dict[str, ProfileRow]:
         """Return module name → line in one phase or in all, in the order of the tree, of those in which anything ran.
 
         A phase that was not recorded raises TraceError.
         """
         return self._lines(self.by_module, phase, self.modules.places)
 
-    def operator_lines(self, phase: str | None = None) -> dict[str, Line]:
+    def operator_lines(self, phase: str | None = None) -> dict[str, ProfileRow]:
         """Return op → line in one phase or in all; a phase that was not recorded raises TraceError."""
         names = dict.fromkeys(name for lines in self.by_operator.values() for name in lines)
         return self._lines(self.by_operator, phase, names)
 
     def _lines(
-        self, lines: Mapping[str, Mapping[str, Line]], phase: str | None, names: Iterable[str]
-    ) -> dict[str, Line]:
+        self, lines: Mapping[str, Mapping[str, ProfileRow]], phase: str | None, names: Iterable[str]
+    ) -> dict[str, ProfileRow]:
         tables = [lines[name] for name in self._choose(phase) if name in lines]
         found = {name: [table[name] for table in tables if name in table] for name in names}
-        return {name: parts[0] if len(parts) == 1 else add_up(parts) for name, parts in found.items() if parts}
+        return {name: parts[0] if len(parts) == 1 else sum_rows(parts) for name, parts in found.items() if parts}
 
     def _choose(self, phase: str | None) -> tuple[str, ...]:
         return self.phases if phase is None else (check_phase(phase, self.phases),)
 
 
-def stands_out(line: Line, whole: Line) -> str:
+def outlier(line: ProfileRow, whole: ProfileRow) -> str:
     """Return "slow" where a line takes far more of the time than of the FLOPs, "fast" where far less, else "".
 
-    >>> whole = Line(total_ns=100, flops=100)
-    >>> [stands_out(Line(total_ns=ns, flops=flops), whole) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
+    >>> whole = ProfileRow(total_ns=100, flops=100)
+    >>> [outlier(ProfileRow(total_ns=ns, flops=flops), whole) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
     ['slow', '', '', 'fast']
     """
     if line.unknown or not whole.total_ns or not whole.flops:
@@ -159,10 +160,10 @@ def stands_out(line: Line, whole: Line) -> str:
     return "fast" if flops >= FACTOR * time and flops - time >= EXCESS else ""
 
 
-def imbalance(line: Line, whole: Line) -> float | None:
+def time_flop_ratio(line: ProfileRow, whole: ProfileRow) -> float | None:
     """Return a line's share of the time by its share of the FLOPs, None where one of them is not known.
 
-    >>> imbalance(Line(total_ns=30, flops=10), Line(total_ns=100, flops=100))
+    >>> time_flop_ratio(ProfileRow(total_ns=30, flops=10), ProfileRow(total_ns=100, flops=100))
     3.0
     """
     if line.unknown or not whole.total_ns or not whole.flops:

@@ -14,15 +14,15 @@ from torch import nn
 from fvflops.analysis.inputs import bind_inputs, check_repeatable
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
-from fvflops.analysis.text import tell_about
+from fvflops.analysis.text import describe_run
 from fvflops.capture.instrument.module_clock import clock_modules
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting.timing import Times, read_times
 from fvflops.features.profiling import report as measured_report
-from fvflops.features.profiling.compute import measure_lines
-from fvflops.features.profiling.model import Measured
+from fvflops.features.profiling.compute import measure_rows
+from fvflops.features.profiling.model import Profile
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
@@ -96,7 +96,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         """Return the times of modules and operators."""
         return read_times(self._clock(self.trace()))
 
-    def measured(self, *, device: str | Device | None = None) -> Measured:
+    def measured(self, *, device: str | Device | None = None) -> Profile:
         """Return what modules and operators took beside what they come to, as plain data.
 
         With a `device`, a name as `roofline` takes it or a Device, there is the least time that it needs too.
@@ -140,10 +140,10 @@ class ProfileAnalysis(FlopCountAnalysis):
         found._counts = found._by_both = None
         return found
 
-    def _measure_lines(self, trace: Trace, device: str | Device | None) -> Measured:
+    def _measure_lines(self, trace: Trace, device: str | Device | None) -> Profile:
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
-        found = measure_lines(trace, self.counts(), self._pricer(), bound)
-        return replace(found, about={**tell_about(self), "clocked": trace.about.get("clocked", "")})
+        found = measure_rows(trace, self.counts(), self._cost_model(), bound)
+        return replace(found, about={**describe_run(self), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
@@ -195,7 +195,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         return [clock_modules(self._model, args, kwargs, gradients=gradients, written=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
-        trace = take_middle(traces)
+        trace = trimmed_mean(traces)
         about = {**trace.about, "device": self._describe_device()}
         if self._scheduled:
             about["steps"] = str(len(self._plan))
@@ -213,7 +213,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         names = list(places.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
             return trace  # the model did not do the same each time
-        clocked = take_middle(self._clocked).events or ()
+        clocked = trimmed_mean(self._clocked).events or ()
         times = [event.duration_ns for event in clocked if event.kind == "exit"]
         events = list(trace.events or ())
         for place, duration in zip(places, times, strict=True):
@@ -268,7 +268,7 @@ def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
     return plan
 
 
-def take_middle(traces: list[Trace]) -> Trace:
+def trimmed_mean(traces: list[Trace]) -> Trace:
     """Return the Trace of several runs of the same work, with the mean of what was measured at each op and region.
 
     The mean is that of the middle third of the runs by their time: neither a slow run nor a fast one sways it, and what

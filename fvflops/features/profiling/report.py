@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fvflops.features.profiling.model import EXCESS, FACTOR, Line, Measured, imbalance, stands_out
+from fvflops.features.profiling.model import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports import names
 from fvflops.reports.text.display_width import wrap_notes
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.text.text_table import text_table
 from fvflops.units import (
     format_percent,
     format_quantity,
@@ -28,7 +28,7 @@ BETWEEN = "(between ops)"  # what Python and PyTorch do from one op to the next
 class Sort(NamedTuple):
     """An order of lines, largest first: by what, and which of the measured columns it needs ("" for none)."""
 
-    key: Callable[[Line, Line], float]
+    key: Callable[[ProfileRow, ProfileRow], float]
     needs: str = ""
 
 
@@ -43,7 +43,7 @@ SORTS: Mapping[str, Sort] = {
     "roofline": Sort(lambda line, _: line.roofline_share, "peaks"),
     "memory": Sort(lambda line, _: line.kept or 0, "memory"),
     "peak": Sort(lambda line, _: line.peak or 0, "memory"),
-    "mismatch": Sort(lambda line, whole: imbalance(line, whole) or 0, "time"),
+    "mismatch": Sort(lambda line, whole: time_flop_ratio(line, whole) or 0, "time"),
     "name": Sort(lambda line, _: 0),
 }
 _NEEDED = {
@@ -54,7 +54,7 @@ _NEEDED = {
 
 
 def render(
-    measured: Measured,
+    measured: Profile,
     *,
     by: str = "module",
     phase: str | None = None,
@@ -84,14 +84,14 @@ def render(
     ]
     if by == "operator":
         rows += _add_up_operators(lines, whole, columns)
-    table = draw([by, *(column.head for column in columns)], rows)
-    head = [_tell_run(measured, whole, phase), *_tell_counting(measured)]
+    table = text_table([by, *(column.head for column in columns)], rows)
+    head = [_describe_run(measured, whole, phase), *_describe_counting(measured)]
     hidden = f"{format_quantity(len(lines) - len(shown), by)} more{f' below depth {limit}' if in_order else ''}."
-    foot = [*([hidden] if len(lines) > len(shown) else []), *_explain(measured, by, phase), *tell_gaps(measured)]
+    foot = [*([hidden] if len(lines) > len(shown) else []), *_explain(measured, by, phase), *missing_figures(measured)]
     return "\n\n".join([wrap_notes(head), table, wrap_notes(foot)])
 
 
-def tell_gaps(measured: Measured) -> Iterator[str]:
+def missing_figures(measured: Profile) -> Iterator[str]:
     """Yield what is missing from the figures, a sentence each."""
     table = measured.about.get("table", "?")
     if measured.unknown:
@@ -112,24 +112,24 @@ def _sentence(text: str) -> str:
 
 def _list(calls: Mapping[str, int]) -> str:
     ranked = sorted(calls.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{names.show_short(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
+    return ", ".join(f"{names.printable_short(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
 
 
 def _name(name: str, by: str, in_order: bool) -> str:
     if by == "operator":
-        return names.show_short(name)
-    return " " * (depth_of(name) if in_order else 0) + (names.show_short(name) or "model")
+        return names.printable_short(name)
+    return " " * (depth_of(name) if in_order else 0) + (names.printable_short(name) or "model")
 
 
 class _Column(NamedTuple):
     """A column: its head, and what it says of a line, given its name and the line of the whole."""
 
     head: str
-    write: Callable[[str, Line, Line], str]
+    write: Callable[[str, ProfileRow, ProfileRow], str]
     adds_up: bool = True
 
 
-def _choose_columns(measured: Measured, by: str, phase: str | None) -> list[_Column]:
+def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Column]:
     columns = [_Column("calls", lambda _, line, __: format_thousands(line.calls) if line.calls else "")]
     timed, several = "time" in measured.columns, phase is None and len(measured.phases) > 1
     if timed:
@@ -162,11 +162,11 @@ def _choose_columns(measured: Measured, by: str, phase: str | None) -> list[_Col
     return columns
 
 
-def _phase_column(measured: Measured, by: str, phase: str) -> _Column:
+def _phase_column(measured: Profile, by: str, phase: str) -> _Column:
     lines = (measured.by_module if by == "module" else measured.by_operator).get(phase, {})
     whole = measured.whole(phase)
 
-    def write(name: str, line: Line, _: Line) -> str:
+    def write(name: str, line: ProfileRow, _: ProfileRow) -> str:
         found = lines.get(name) if by == "module" or name else whole
         return _time(found.total_ns) if found is not None else ""
 
@@ -181,16 +181,16 @@ def _share(share: float) -> str:
     return format_percent(round(share * 10**9), 10**9) if share else ""
 
 
-def _compare(line: Line, whole: Line) -> str:
+def _compare(line: ProfileRow, whole: ProfileRow) -> str:
     """Return how a line's share of the time compares with that of the FLOPs; of no FLOPs only where that is much."""
-    ratio, mark = imbalance(line, whole), stands_out(line, whole)
+    ratio, mark = time_flop_ratio(line, whole), outlier(line, whole)
     text = "" if ratio is None or not (line.flops or mark) else format_ratio(ratio)
     return f"{text} {mark:<4}"
 
 
 def _rank(
-    lines: Mapping[str, Line], whole: Line, measured: Measured, sort: str | None, top: int | None
-) -> dict[str, Line]:
+    lines: Mapping[str, ProfileRow], whole: ProfileRow, measured: Profile, sort: str | None, top: int | None
+) -> dict[str, ProfileRow]:
     check_top(top)
     sort = sort or ("time" if "time" in measured.columns else "flops")
     chosen = SORTS[check_sort(sort, SORTS)]
@@ -200,12 +200,14 @@ def _rank(
     return dict(ranked[:top])
 
 
-def _cut(lines: Mapping[str, Line], whole: Line, depth: int) -> dict[str, Line]:
+def _cut(lines: Mapping[str, ProfileRow], whole: ProfileRow, depth: int) -> dict[str, ProfileRow]:
     """Return the lines down to a depth, and below that those that stand out."""
-    return {name: line for name, line in lines.items() if depth_of(name) <= depth or stands_out(line, whole)}
+    return {name: line for name, line in lines.items() if depth_of(name) <= depth or outlier(line, whole)}
 
 
-def _add_up_operators(lines: Mapping[str, Line], whole: Line, columns: Sequence[_Column]) -> Iterator[tuple[str, ...]]:
+def _add_up_operators(
+    lines: Mapping[str, ProfileRow], whole: ProfileRow, columns: Sequence[_Column]
+) -> Iterator[tuple[str, ...]]:
     """Yield a row for the time in which no op ran, where there is any, and that of the whole."""
     between = whole.total_ns - sum(line.total_ns for line in lines.values())
     if between > 0:
@@ -214,11 +216,11 @@ def _add_up_operators(lines: Mapping[str, Line], whole: Line, columns: Sequence[
     yield ("total", *(column.write("", whole, whole) if column.adds_up else "" for column in columns))
 
 
-def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
+def _describe_run(measured: Profile, whole: ProfileRow, phase: str | None) -> str:
     about = measured.about
-    subject = names.show_short(about.get("model", "")) or "A program"
-    subject += f" on {names.show_short(about['inputs'])}" if about.get("inputs") else ""
-    subject += f", on {names.show_short(about['device'])}" if about.get("device") else ""
+    subject = names.printable_short(about.get("model", "")) or "A program"
+    subject += f" on {names.printable_short(about['inputs'])}" if about.get("inputs") else ""
+    subject += f", on {names.printable_short(about['device'])}" if about.get("device") else ""
     how = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
         how += f" after {format_thousands(int(about['warmup']))} to warm up"
@@ -230,10 +232,10 @@ def _tell_run(measured: Measured, whole: Line, phase: str | None) -> str:
     return f"{text}."
 
 
-def _tell_counting(measured: Measured) -> Iterator[str]:
+def _describe_counting(measured: Profile) -> Iterator[str]:
     about = measured.about
     factor = {"1": "one", "2": "two"}.get(about.get("multiply_add", ""), about.get("multiply_add", "?"))
-    yield f"FLOPs by the table {names.show(about.get('table', '?'))}, in which a multiply-add is {factor}."
+    yield f"FLOPs by the table {names.printable(about.get('table', '?'))}, in which a multiply-add is {factor}."
     if "overhead_ns" in about:
         lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
         # Where other modes were on all the time the way was not sampled.
@@ -245,7 +247,7 @@ def _tell_counting(measured: Measured) -> Iterator[str]:
         yield _sentence(about["compiled"])
 
 
-def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
+def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
     phases = measured.phases if phase is None else (phase,)
     if "time" in measured.columns:
         yield (
@@ -257,8 +259,8 @@ def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
             yield from _explain_modules(measured, phases)
     if measured.peaks:
         yield (
-            f"roofline is the least time that {names.show(measured.peaks)} needs for the FLOPs and bytes, by the time "
-            "taken. Above 100% caches have saved bytes, or it is another device."
+            f"roofline is the least time that {names.printable(measured.peaks)} needs for the FLOPs and bytes, by the "
+            "time taken. Above 100% caches have saved bytes, or it is another device."
         )
     if "memory" in measured.columns:
         cpu = not measured.about.get("device", "cpu").startswith("cuda")
@@ -266,7 +268,7 @@ def _explain(measured: Measured, by: str, phase: str | None) -> Iterator[str]:
         yield f"kept and peak are bytes of {what}: what was left behind, and the most that was held meanwhile."
 
 
-def _explain_modules(measured: Measured, phases: Sequence[str]) -> Iterator[str]:
+def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
     text = "self is a module's time without the modules inside it."
     others = [name for name in phases if name in ("backward", "optimizer")]
     if others:

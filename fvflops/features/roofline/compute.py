@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-from fvflops.counting.cost_models import TablePricer
-from fvflops.counting.count import Amount, Pricer, RegionAmounts, count
-from fvflops.counting.traffic.byte_costs import BytesPricer, sort_by_storages
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.count import Amount, CostModel, RegionAmounts, count
+from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.counting.traffic.traffic_rules import bytes_in
 from fvflops.features.roofline.model import Bounded, Load, Roofline
 from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
@@ -60,8 +60,8 @@ def roofline(
         raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
     trace = recorded if isinstance(recorded, Trace) else recorded.trace()
     chosen = table if isinstance(table, FormulaTable) else load_table(table)
-    trace, bytes_pricer = sort_by_storages(trace)
-    pricer = _WorkPricer(TablePricer(chosen, "flops"), bytes_pricer, trace.modules)
+    trace, bytes_pricer = split_by_aliasing(trace)
+    pricer = _WorkPricer(TableCostModel(chosen, "flops"), bytes_pricer, trace.modules)
     clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)
     counts = count(trace, pricer, "bytes")
     entries = tuple(clock.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
@@ -86,7 +86,7 @@ class _WorkPricer:
     A region that the table counts as one moves what goes in, what comes out and its parameters.
     """
 
-    def __init__(self, flops: Pricer, moved: BytesPricer, modules: ModuleTree) -> None:
+    def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:
         self._flops = flops
         self._moved = moved
         self._modules = modules
@@ -96,24 +96,24 @@ class _WorkPricer:
         return self._flops.stops_at
 
     @property
-    def prices_modules(self) -> bool:
-        return self._flops.prices_modules
+    def counts_modules(self) -> bool:
+        return self._flops.counts_modules
 
-    def price_op(self, signature: Signature) -> tuple[Amount, ...]:
-        traffic = self._moved.weigh(signature)
-        return _with_bytes(self._flops.price_op(signature), 0 if traffic is None else sum(traffic))
+    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
+        traffic = self._moved.op_traffic(signature)
+        return _with_bytes(self._flops.op_cost(signature), 0 if traffic is None else sum(traffic))
 
-    def price_region(
+    def region_cost(
         self, region: Region, module: ModuleInfo | None, signature: RegionSignature
     ) -> RegionAmounts | None:
-        priced = self._flops.price_region(region, module, signature)
+        priced = self._flops.region_cost(region, module, signature)
         if priced is None:
             return None
-        moved = bytes_in((*signature.inputs, *signature.outputs)) if priced.covers else 0
-        if module is not None and priced.covers:
+        moved = bytes_in((*signature.inputs, *signature.outputs)) if priced.exclusive else 0
+        if module is not None and priced.exclusive:
             inside = f"{module.name}." if module.name else ""
             moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
-        return RegionAmounts(_with_bytes(priced.amounts, moved), priced.covers)
+        return RegionAmounts(_with_bytes(priced.amounts, moved), priced.exclusive)
 
 
 def _with_bytes(amounts: tuple[Amount, ...], moved: int) -> tuple[Amount, ...]:

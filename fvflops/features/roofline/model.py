@@ -38,10 +38,10 @@ class Load(NamedTuple):
         return "compute" if 2 * self.compute_bound > self.seconds else "memory"
 
 
-def add_up(loads: Iterable[Load]) -> Load:
+def sum_loads(loads: Iterable[Load]) -> Load:
     """Return what all these loads come to together.
 
-    >>> add_up([Load(1, 8, 4, 2.0, 2.0), Load(3, 0, 4, 1.0)])
+    >>> sum_loads([Load(1, 8, 4, 2.0, 2.0), Load(3, 0, 4, 1.0)])
     Load(calls=4, flops=8, bytes=8, seconds=3.0, compute_bound=2.0)
     """
     columns = list(zip(*loads, strict=True))
@@ -97,7 +97,7 @@ class Roofline:
 
     def total(self) -> Load:
         """Return what the whole run comes to."""
-        return add_up(entry.load for entry in self.entries)
+        return sum_loads(entry.load for entry in self.entries)
 
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
         """Return module name → load, for every module in which anything ran; `ancestors` is that of `Counts`."""
@@ -106,7 +106,7 @@ class Roofline:
         for entry in self.entries:
             for name in counts.of_scope(entry.scope, ancestors):
                 loads.setdefault(name, []).append(entry.load)
-        return {name: add_up(loads[name]) for name in self.modules.places if name in loads}
+        return {name: sum_loads(loads[name]) for name in self.modules.places if name in loads}
 
     def by_operator(self) -> dict[str, Load]:
         """Return operator label → load, that with the longest time first."""
@@ -121,5 +121,5 @@ def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
     loads: dict[str, list[Load]] = {}
     for name, load in items:
         loads.setdefault(name, []).append(load)
-    sums = {name: add_up(parts) for name, parts in loads.items()}
+    sums = {name: sum_loads(parts) for name, parts in loads.items()}
     return dict(sorted(sums.items(), key=lambda item: (-item[1].seconds, item[0])))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.features.roofline.model import Load, Roofline, add_up
+from fvflops.features.roofline.model import Load, Roofline, sum_loads
 from fvflops.features.roofline.report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
@@ -50,10 +50,10 @@ def save(
     Another ending raises PlotError, a path that cannot be written OSError, before anything is drawn.
     """
     kind = prepare(os.fspath(path))
-    paths.write_bytes(os.fspath(path), encode(draw(roofline, by=by, depth=depth, roofs=roofs), kind))
+    paths.write_bytes(os.fspath(path), encode(draw_roofline(roofline, by=by, depth=depth, roofs=roofs), kind))
 
 
-def draw(
+def draw_roofline(
     roofline: Roofline, *, by: str = "module", depth: int | None = None, roofs: Mapping[str, int] | None = None
 ) -> Any:
     """Return a Figure, 7 inches wide: FLOP/s over FLOP/byte of each point, at most what the device allows.
@@ -122,7 +122,7 @@ def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
         (
             (name or "model") + (" itself" if name in holders else ""),
             places[name].class_name if name in places else "",
-            add_up(parts),
+            sum_loads(parts),
         )
         for name, parts in loads.items()
     ]

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from fvflops.features.roofline.model import Load, Roofline
 from fvflops.reports import names
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_size
 from fvflops.views.summary_rows import check_view, depth_of
 
@@ -33,38 +33,38 @@ def render(roofline: Roofline, *, by: str = "module", depth: int | None = None, 
     else:
         table = _draw_operators(roofline, total) if by == "operator" else _draw_ops(roofline, total, shown)
     sentences = [_tell_device(roofline), _tell_total(total), *_tell_gaps(roofline)]
-    head, *rest = ("\n".join(wrap(names.show(sentence), _WIDTH)) for sentence in sentences)
+    head, *rest = ("\n".join(wrap(names.printable(sentence), _WIDTH)) for sentence in sentences)
     return "\n\n".join([head, table, "\n".join(rest)])
 
 
 def _draw_modules(roofline: Roofline, total: Load, depth: int) -> str:
     rows = [
-        (" " * depth_of(name) + (names.show_short(name) or "model"), *_cells(load, total))
+        (" " * depth_of(name) + (names.printable_short(name) or "model"), *_cells(load, total))
         for name, load in roofline.by_module().items()
         if depth_of(name) <= depth and load.seconds
     ]
-    return draw(("module", *_HEADS), rows)
+    return pipe_table(("module", *_HEADS), rows)
 
 
 def _draw_operators(roofline: Roofline, total: Load) -> str:
     loads = {name: load for name, load in roofline.by_operator().items() if load.seconds}
-    rows = [(names.show_short(name), str(load.calls), *_cells(load, total)) for name, load in loads.items()]
-    return draw(("operator", "calls", *_HEADS), [*rows, ("total", str(total.calls), *_cells(total, total))])
+    rows = [(names.printable_short(name), str(load.calls), *_cells(load, total)) for name, load in loads.items()]
+    return pipe_table(("operator", "calls", *_HEADS), [*rows, ("total", str(total.calls), *_cells(total, total))])
 
 
 def _draw_ops(roofline: Roofline, total: Load, shown: int) -> str:
     entries = sorted(roofline.entries, key=lambda entry: -entry.load.seconds)[:shown]
     rows = [
         (
-            names.show_short(entry.op),
-            names.show_short(entry.scope[-1] if entry.scope else "") or "model",
+            names.printable_short(entry.op),
+            names.printable_short(entry.scope[-1] if entry.scope else "") or "model",
             entry.dtype,
             str(entry.load.calls),
             *_cells(entry.load, total),
         )
         for entry in entries
     ]
-    return draw(("op", "module", "dtype", "calls", *_HEADS), rows)
+    return pipe_table(("op", "module", "dtype", "calls", *_HEADS), rows)
 
 
 def _cells(load: Load, total: Load) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _tell_gaps(roofline: Roofline) -> list[str]:
 
 def _list(amounts: Mapping[str, int], say: Callable[[int], str]) -> str:
     ranked: Sequence[tuple[str, int]] = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{names.show_short(name)} ({say(amount)})" for name, amount in ranked)
+    return ", ".join(f"{names.printable_short(name)} ({say(amount)})" for name, amount in ranked)
 
 
 def _calls(count: int) -> str:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 
-class CheckedLookups(TorchFunctionMode):
+class BoundsCheckedEmbedding(TorchFunctionMode):
     """While it is on, looking up a row beyond an embedding's last raises IndexError, as it does where it is computed.
 
     Only indices that have numbers are looked at, as token and position ids have in a run by shapes.

@@ -147,7 +147,7 @@ class CostExpression:
                 raise ScalingError(f"{axis.name}={size!r} was not varied over: {axis.describe()} was; vary it further")
         if self.polynomial is None:
             raise ScalingError(
-                f"{say_sizes(self.names, point)} was not counted, and there is no polynomial to tell what it costs"
+                f"{format_sizes(self.names, point)} was not counted, and there is no polynomial to tell what it costs"
             )
         for axis, size in zip(self.holds_on, point, strict=True):
             if size not in axis:
@@ -233,10 +233,10 @@ def choose_symbols(names: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def say_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
+def format_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
     """Return sizes with their names, in one line.
 
-    >>> say_sizes(("batch", "seq"), (2, 128))
+    >>> format_sizes(("batch", "seq"), (2, 128))
     'batch=2, seq=128'
     """
     return ", ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fvflops.features.scaling.model import Axis, CostExpression, Sizes, say_sizes
+from fvflops.features.scaling.model import Axis, CostExpression, Sizes, format_sizes
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
 from fvflops.units import format_short
@@ -20,7 +20,7 @@ _TICKS = 6  # within a power of ten, at most
 _FEW_DECADES = 2  # with as many or fewer, there are ticks between the powers of ten
 
 
-def draw(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
+def draw_scaling(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
     """Return a picture with a panel for each size of each cost, both scales logarithmic.
 
     Points are what was counted, the others of a panel's sizes being the same, and the line is the polynomial. Without
@@ -55,7 +55,7 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
     for scale in (panel.xaxis, panel.yaxis):
         _write_ticks(scale)
     names = tuple(name for name in cost.names if name != axis.name)
-    panel.set_title(as_text(say_sizes(names, others)) if names else "", fontsize=8)
+    panel.set_title(as_text(format_sizes(names, others)) if names else "", fontsize=8)
     panel.legend(fontsize=8)
     panel.grid(visible=True, alpha=0.3)
 

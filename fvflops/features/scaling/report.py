@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.features.scaling.model import CostExpression, GenerationCost, Sizes
 from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.reports import names
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_percent, format_quantity, format_size, format_thousands
 from fvflops.views.summary_rows import depth_of
 
@@ -126,11 +126,11 @@ def _tell_trial(cost: CostExpression) -> str:
 
 def _draw_modules(cost: CostExpression, depth: int) -> list[str]:
     rows = [
-        (" " * depth_of(name) + (names.show_short(name) or "model"), _say_part(part, cost))
+        (" " * depth_of(name) + (names.printable_short(name) or "model"), _say_part(part, cost))
         for name, part in cost.modules.items()
         if depth_of(name) <= depth and any(part.counted.values())
     ]
-    return [draw(("module", cost.metric), rows)] if len(rows) > 1 else []
+    return [pipe_table(("module", cost.metric), rows)] if len(rows) > 1 else []
 
 
 def _say_part(part: CostExpression, cost: CostExpression) -> str:
@@ -158,7 +158,7 @@ def _draw_runs(cost: CostExpression) -> str:
     headers = (*cost.names, cost.metric, "", "used")
     if cost.polynomial is None:  # and no run was used for one
         headers, rows = headers[:-1], [row[:-1] for row in rows]
-    table = draw(headers, rows)
+    table = pipe_table(headers, rows)
     left = len(runs) - len(shown)
     return table + (f"\nand {format_quantity(left, 'run')} more, which --format json holds." if left else "")
 
@@ -175,7 +175,7 @@ def _draw_generation(cost: GenerationCost) -> str:
     decoded = cost.total - int(prefill)
     rows.append(_row(f"all {format_thousands(cost.new - 1)} decoded", "", decoded, cost.total))
     rows.append(_row("whole", "", cost.total, cost.total))
-    return draw(("part", "cache", cost.metric, "", "share"), rows)
+    return pipe_table(("part", "cache", cost.metric, "", "share"), rows)
 
 
 def _decoded(cost: GenerationCost, length: int) -> int | None:
@@ -199,7 +199,7 @@ def _tell_unknown(cost: CostExpression) -> list[str]:
     if not cost.unknown:
         return []
     listed = ", ".join(
-        f"{names.show_short(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
+        f"{names.printable_short(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
     )
     return [_fill(f"UNKNOWN, so missing from the numbers: {listed}.")]
 

@@ -13,10 +13,10 @@ from torch import nn
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
 from fvflops.capture.run import Loss, Model, record_call
-from fvflops.counting import TablePricer
+from fvflops.counting import TableCostModel
 from fvflops.features.scaling.fitting import Fit, agrees, find_fit, interpolate
-from fvflops.features.scaling.lookups import CheckedLookups
-from fvflops.features.scaling.model import Axis, CostExpression, ScalingError, Sizes, say_sizes
+from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
+from fvflops.features.scaling.model import Axis, CostExpression, ScalingError, Sizes, format_sizes
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Counts, Status
 
@@ -84,7 +84,7 @@ def cost_of(
         if metric == "parameters":
             return _count_parameters(built)
         options = {"kwargs": named, "table": table, "execution": execution, "device": device, "assume": assume}
-        with CheckedLookups():
+        with BoundsCheckedEmbedding():
             if loss is not None:
                 return _count_step(built, given, loss, metric, options)
             return _count_run(built, given, metric, options)
@@ -267,7 +267,7 @@ def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mappi
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
     recorded = {name: options[name] for name in ("execution", "device", "assume")}
     kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
-    stops_at = TablePricer(options["table"], "activations" if metric == "activations" else "flops").stops_at
+    stops_at = TableCostModel(options["table"], "activations" if metric == "activations" else "flops").stops_at
     trace = record_call(model, args, kwargs, loss=loss, stops_at=stops_at, **recorded)
     return read_sample(kind.from_trace(trace, table=options["table"]), metric)
 
@@ -287,4 +287,4 @@ def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: s
 def _say_refused(names: Sequence[str], sizes: Sizes, error: Exception) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     said = said if len(said) <= 300 else said[:300] + " ..."
-    return f"the model does not take {say_sizes(names, sizes)}: {said}; narrow the range, or give it steps"
+    return f"the model does not take {format_sizes(names, sizes)}: {said}; narrow the range, or give it steps"

@@ -171,9 +171,7 @@ def _load(file: str) -> tuple[Device, ...]:
         fields["description"].text("description")
     entries = fields["devices"].fields("devices") if "devices" in fields else {}
     if not entries:
-        raise document.mistake(
-            "there are no devices: write devices, and under it a name with matrix, vector and source"
-        )
+        raise document.error("there are no devices: write devices, and under it a name with matrix, vector and source")
     seen: dict[tuple[str, ...], str] = {}
     devices = []
     for name, node in entries.items():
@@ -186,7 +184,7 @@ def _load(file: str) -> tuple[Device, ...]:
 def _read_device(name: str, node: Node) -> Device:
     fields = _fields(node, "a device", _KEYS)
     if "source" not in fields:
-        raise node.mistake(f"{name} has no source: name the document that its figures are from")
+        raise node.error(f"{name} has no source: name the document that its figures are from")
     values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
     for kind in _KINDS:
         if kind in fields:
@@ -206,7 +204,7 @@ def _fields(node: Node, what: str, keys: tuple[str, ...]) -> dict[str, Node]:
         if key not in keys:
             near = get_close_matches(key, keys, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"{what} has {', '.join(keys)}"
-            raise value.mistake(f"unknown key {shorten(key)!r}: {hint}")
+            raise value.error(f"unknown key {shorten(key)!r}: {hint}")
     return fields
 
 
@@ -215,7 +213,7 @@ def _read_peaks(node: Node, what: str) -> dict[str, int]:
     for key, value in node.fields(what).items():
         dtype = _blame(value, partial(short_dtype, key))
         if dtype in peaks:
-            raise value.mistake(f"{what}: {dtype} stands twice, once as {key}")
+            raise value.error(f"{what}: {dtype} stands twice, once as {key}")
         peaks[dtype] = _read_number(value, f"{what} at {key}")
     return peaks
 
@@ -223,7 +221,7 @@ def _read_peaks(node: Node, what: str) -> dict[str, int]:
 def _read_number(node: Node, what: str) -> int:
     text = node.text(what)
     if not _NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) == 0:
-        raise node.mistake(f"{what} is {shorten(text)!r}: write a number such as 989.4e12")
+        raise node.error(f"{what} is {shorten(text)!r}: write a number such as 989.4e12")
     return int(float(text))
 
 
@@ -231,9 +229,9 @@ def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) 
     for name in (device.name, *device.aliases):
         key = _key(name)
         if not key:
-            raise node.mistake(f"{shorten(name)!r} names no device: write more than its vendor")
+            raise node.error(f"{shorten(name)!r} names no device: write more than its vendor")
         if key in seen:
-            raise node.mistake(f"{name!r} stands twice: as a name of {seen[key]} too")
+            raise node.error(f"{name!r} stands twice: as a name of {seen[key]} too")
         seen[key] = device.name
 
 
@@ -242,7 +240,7 @@ def _blame(node: Node, make: Callable[[], Returned]) -> Returned:
     try:
         return make()
     except ValueError as error:
-        raise node.mistake(str(error)) from None
+        raise node.error(str(error)) from None
 
 
 def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:

@@ -26,10 +26,10 @@ def may_exist(name: str) -> bool:
     return packages[0] not in sys.modules or _fits(name, loaded) or _is_to_come(packages)
 
 
-def nearest_class(name: str) -> str:
+def suggest_class(name: str) -> str:
     """Return the name of the loaded class that is nearest to one which does not exist, "" where there is none.
 
-    >>> nearest_class("torch.nn.LSTMM"), nearest_class("torch.nn.modules.rnn.LSTM")
+    >>> suggest_class("torch.nn.LSTMM"), suggest_class("torch.nn.modules.rnn.LSTM")
     ('torch.nn.LSTM', 'torch.nn.LSTM')
     """
     packages, _, last = name.rpartition(".")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fvflops.reports import names
 from fvflops.reports.calls.op_calls import write_shapes
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.text.text_table import text_table
 from fvflops.trace.calls import ModuleCall
 from fvflops.units import format_short, format_thousands
 
@@ -27,14 +27,14 @@ def render(calls: Sequence[ModuleCall], *, depth: int | None = None) -> str:
     shown = [call for call in calls if depth is None or call.depth <= depth]
     phases = len({call.phase for call in calls}) > 1
     heads = ["#", *_HEADS[:2], *(["phase"] if phases else []), *_HEADS[2:]]
-    return draw(heads, [_cells(call, phases) for call in shown], left=4 + phases)
+    return text_table(heads, [_cells(call, phases) for call in shown], left=4 + phases)
 
 
 def _cells(call: ModuleCall, phases: bool) -> list[str]:
     return [
         str(call.number),
-        " " * call.depth + (names.show_short(call.module) or "model"),
-        names.show_short(call.class_name),
+        " " * call.depth + (names.printable_short(call.module) or "model"),
+        names.printable_short(call.class_name),
         *([call.phase] * phases),
         write_shapes(call.inputs, call.outputs),
         format_short(call.parameters),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fvflops.reports import names
 from fvflops.reports.text.display_width import wrap_notes
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.text.text_table import text_table
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
 from fvflops.views.ranking import check_sort, check_top
@@ -58,16 +58,16 @@ def render(
     rows = [[str(call.number), *_cells(call, phases, timed, memory)] for call in shown]
     rows.append(["", *_add_up(calls, phases, timed, memory)])
     return "\n\n".join(
-        [draw(heads, rows, left=6 + phases), *_tell(calls, len(calls) - len(shown), ignored or {}, table)]
+        [text_table(heads, rows, left=6 + phases), *_tell(calls, len(calls) - len(shown), ignored or {}, table)]
     )
 
 
 def _cells(call: OpCall, phases: bool, timed: bool, memory: bool) -> list[str]:
     cells = [
-        names.show_short(call.name),
-        names.show_short(call.op.removeprefix("aten::")),
-        names.show_short(call.target),
-        names.show_short(call.module) or "model",
+        names.printable_short(call.name),
+        names.printable_short(call.op.removeprefix("aten::")),
+        names.printable_short(call.target),
+        names.printable_short(call.module) or "model",
     ]
     cells += [call.phase] * phases
     cells += [write_shapes(call.inputs, call.outputs), _flops(call)]
@@ -137,4 +137,4 @@ def _tell(calls: Sequence[OpCall], hidden: int, ignored: Mapping[str, int], tabl
 
 
 def _count(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{names.show_short(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
+    return ", ".join(f"{names.printable_short(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())

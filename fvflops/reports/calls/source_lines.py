@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fvflops.reports import names
-from fvflops.reports.text.text_table import draw
+from fvflops.reports.text.text_table import text_table
 from fvflops.trace.calls import LineCount
 from fvflops.units import format_percent, format_short, format_thousands
 
@@ -26,7 +26,7 @@ def render(lines: Sequence[LineCount]) -> str:
     whole = sum(line.flops for line in lines)
     rows = [
         [
-            names.show_short(line.line) or _UNKNOWN,
+            names.printable_short(line.line) or _UNKNOWN,
             format_thousands(line.calls),
             format_thousands(line.flops) + "+" * bool(line.unknown),
             format_percent(line.flops, whole),
@@ -35,4 +35,4 @@ def render(lines: Sequence[LineCount]) -> str:
         ]
         for line in lines
     ]
-    return draw(["line", "op calls", "FLOPs", "share", "acts", "bytes"], rows)
+    return text_table(["line", "op calls", "FLOPs", "share", "acts", "bytes"], rows)

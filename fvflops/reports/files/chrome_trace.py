@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fvflops.reports.files.frames import UNITS, describe, dump, title
-from fvflops.reports.names import show
-from fvflops.trace.timeline import Slice, Span, Timeline
+from fvflops.reports.names import printable
+from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
 # Readers keep times as doubles of microseconds; so many nanoseconds are exact in them.
 _LONGEST = 1 << 53
@@ -30,8 +30,8 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
 
     >>> import json
-    >>> from fvflops.trace.timeline import Frame, Item, Span, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=2400),), {},
+    >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=2400),), {},
     ...                     (Span(0, 1, flops=2400),))
     >>> event = json.loads("".join(render(timeline)))["traceEvents"][-1]
     >>> event["name"], event["ph"], event["ts"], event["dur"], event["args"]["FLOPs"]
@@ -51,7 +51,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
     yield ",\n".join(map(dump, _tracks(timeline)))
     texts = _Texts(timeline)
     held: dict[int, int] = {}
-    for piece in timeline.lay_out(weight):
+    for piece in timeline.layout(weight):
         yield ",\n" + texts.write(piece, scale)
         yield from _counters(piece, scale, held)
     yield "\n]}\n"
@@ -61,7 +61,7 @@ def _scale(timeline: Timeline, weight: str) -> int:
     """Return how many units one nanosecond stands for: the least power of ten with which all places are exact."""
     scale = 1
     if weight != "time":
-        end = max((piece.end for piece in timeline.lay_out(weight)), default=0)
+        end = max((piece.end for piece in timeline.layout(weight)), default=0)
         while end // scale > _LONGEST:
             scale *= 10
     return scale
@@ -82,7 +82,7 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield {"name": "thread_name", "ph": "M", "pid": rank + 1, "tid": thread + 1, "args": args}
 
 
-def _counters(piece: Slice, scale: int, held: dict[int, int]) -> Iterator[str]:
+def _counters(piece: PlacedSpan, scale: int, held: dict[int, int]) -> Iterator[str]:
     """Yield the memory before and after an op, where it differs from what was told last of its rank."""
     span, rank = piece.span, piece.span.track[0]
     for place, count in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
@@ -106,10 +106,10 @@ class _Texts:
         self._timeline = timeline
         self._heads: dict[tuple[int, int, str], tuple[str, str]] = {}
 
-    def write(self, piece: Slice, scale: int) -> str:
+    def write(self, piece: PlacedSpan, scale: int) -> str:
         """Return the event of a slice."""
         span = piece.span
-        key = span.item, span.stack, span.phase
+        key = span.callee, span.stack, span.phase
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._write_head(*key)
@@ -121,28 +121,28 @@ class _Texts:
         )
 
     def _write_head(self, item: int, stack: int, phase: str) -> tuple[str, str]:
-        called = self._timeline.items[item]
+        called = self._timeline.callees[item]
         frames = self._timeline.frames
         inner = self._timeline.stacks[stack] if called.frame is None else (*self._timeline.stacks[stack], called.frame)
         owner = next((frames[index] for index in reversed(inner) if frames[index].kind == "module"), None)
-        name = show(called.name) if called.frame is None else title(frames[called.frame])
+        name = printable(called.name) if called.frame is None else title(frames[called.frame])
         args: dict[str, Any] = {
-            "module": None if owner is None else show(owner.name),
-            "class": None if owner is None else show(owner.class_name),
+            "module": None if owner is None else printable(owner.name),
+            "class": None if owner is None else printable(owner.class_name),
             "phase": phase,
-            called.kind: None if called.kind == "module" else show(called.name),
+            called.kind: None if called.kind == "module" else printable(called.name),
             "inputs": list(called.inputs) or None,
             "outputs": list(called.outputs) or None,
             "dtype": called.dtype or None,
             "status": "covered" if (stack, phase) in self._timeline.covered else called.status or None,
         }
         if called.kind == "module":
-            args["module"] = show(called.name)
+            args["module"] = printable(called.name)
         args = {key: value for key, value in args.items() if value is not None}
         return f'"name":{dump(name)},"cat":{dump(f"{called.kind},{phase}")}', dump(args)[1:-1]
 
     def _write_counts(self, span: Span) -> str:
-        called = self._timeline.items[span.item]
+        called = self._timeline.callees[span.callee]
         covered = (span.stack, span.phase) in self._timeline.covered
         counts: dict[str, int | float | str] = {}
         if not covered and (called.frame is not None or called.flops is not None):

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from fvflops.reports.calls.op_calls import write_shapes
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_percent, format_short
@@ -159,7 +159,7 @@ def _list_edges(nodes: Sequence[_Node]) -> Iterator[str]:
 
 
 def _shorten(name: str) -> str:
-    shown = show(name)
+    shown = printable(name)
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 

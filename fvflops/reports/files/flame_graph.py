@@ -20,8 +20,8 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
 
-    >>> from fvflops.trace.timeline import Frame, Item, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=24),),
+    >>> from fvflops.trace.timeline import Frame, Callee, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=24),),
     ...                     {(0, 1, "forward"): 2})
     >>> print(*render(timeline, weight="flops"), end="")
     forward;Net;aten::mm 48
@@ -42,10 +42,10 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
 def _sums(timeline: Timeline, weight: str) -> Counter[tuple[int, int, str]]:
     sums: Counter[tuple[int, int, str]] = Counter()
     if weight in ("time", "memory"):
-        for piece in timeline.pieces(weight):
+        for piece in timeline.self_segments(weight):
             if piece.span is not None:
-                sums[piece.span.item, piece.span.stack, piece.span.phase] += piece.weight
+                sums[piece.span.callee, piece.span.stack, piece.span.phase] += piece.weight
     else:
         for (item, stack, phase), calls in timeline.calls.items():
-            sums[item, stack, phase] = calls * timeline.own(item, stack, phase, weight)
+            sums[item, stack, phase] = calls * timeline.self_cost(item, stack, phase, weight)
     return sums

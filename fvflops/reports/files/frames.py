@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace.timeline import Frame, Timeline
 
 # What a weight is a number of, in words for the file's reader.
@@ -36,21 +36,21 @@ def title(frame: Frame) -> str:
 @lru_cache(maxsize=1 << 14)
 def _title(kind: str, name: str, class_name: str) -> str:
     if kind == "module" and not name:
-        return show(class_name) or "(model)"
-    return f"{show(name)} ({show(class_name) or kind})"
+        return printable(class_name) or "(model)"
+    return f"{printable(name)} ({printable(class_name) or kind})"
 
 
 def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
     """Return the frames of what one call comes to by itself: its phase, the regions that it belongs to, and its op."""
-    called = timeline.items[item]
-    last = show(called.name) if called.frame is None else title(timeline.frames[called.frame])
+    called = timeline.callees[item]
+    last = printable(called.name) if called.frame is None else title(timeline.frames[called.frame])
     return (phase, *(title(timeline.frames[index]) for index in timeline.stacks[stack]), last)
 
 
 def describe(timeline: Timeline, weight: str) -> dict[str, str]:
     """Return what a reader of an export should know of it: its unit, the versions, and what is missing from it."""
     facts = {"exporter": "fvflops", "weight": weight, "unit": f"1 unit = 1 {UNITS[weight]}"}
-    facts |= {key: show(text) for key, text in timeline.about.items()}
+    facts |= {key: printable(text) for key, text in timeline.about.items()}
     if not timeline.complete:
         facts["complete"] = "no: the run raised, and this is what ran before"
     return facts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fvflops.reports.files.dot import list_computing
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_short
@@ -34,12 +34,12 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
         parts = call.module.split(".") if call.module else []
         for length in range(len(parts) + 1):
             flops[".".join(parts[:length])] += call.flops or 0
-    root = show(modules.root.class_name) or "model"
+    root = printable(modules.root.class_name) or "model"
     graph = {
         "id": root,
         "nodes": [_node(call, shown) for call in seen],
         "groupNodeAttributes": {
-            _namespace(name): {"class": show(modules.places[name].class_name), "FLOPs": format_short(total)}
+            _namespace(name): {"class": printable(modules.places[name].class_name), "FLOPs": format_short(total)}
             for name, total in flops.items()
             if name in modules.places
         },
@@ -49,18 +49,18 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
 
 def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
     attrs = {
-        "module": show(call.module),
+        "module": printable(call.module),
         "FLOPs": "UNKNOWN" if call.flops is None else str(call.flops),
         "MACs": call.macs,
         "activations": call.activations,
         "bytes": call.nbytes,
         "status": call.status,
-        "parameters": ", ".join(map(show, call.parameters)),
-        "line": show(call.line),
+        "parameters": ", ".join(map(printable, call.parameters)),
+        "line": printable(call.line),
     }
     return {
         "id": str(call.number),
-        "label": show(call.op.removeprefix("aten::")),
+        "label": printable(call.op.removeprefix("aten::")),
         "namespace": _namespace(call.module),
         "attrs": [{"key": key, "value": str(value)} for key, value in attrs.items() if value not in (None, "")],
         "incomingEdges": [
@@ -77,4 +77,4 @@ def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
 
 def _namespace(name: str) -> str:
     """Return a module's name with the separators that Model Explorer reads; a slash of its own is another one."""
-    return "/".join(show(part).replace("/", "∕") for part in name.split(".")) if name else ""
+    return "/".join(printable(part).replace("/", "∕") for part in name.split(".")) if name else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fvflops.reports.files.frames import UNITS, describe, dump, list_frames
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace.timeline import Timeline
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -34,8 +34,8 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     Source of the format: https://www.speedscope.app/file-format-schema.json.
 
     >>> import json
-    >>> from fvflops.trace.timeline import Frame, Item, Span, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Item("op", "aten::mm", flops=24),), {},
+    >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
+    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=24),), {},
     ...                     (Span(0, 1, flops=24),))
     >>> json.loads("".join(render(timeline)))["profiles"][0]["weights"]
     [24]
@@ -48,12 +48,12 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
 def _write(timeline: Timeline, weight: str) -> Iterator[str]:
     profiles: dict[tuple[int, int], _Profile] = {}
     stacks: dict[tuple[int, int, str] | None, int] = {}
-    for piece in timeline.pieces(weight):
+    for piece in timeline.self_segments(weight):
         span = piece.span
         if span is None and weight != "time":
             continue
         profile = profiles.setdefault(piece.track, _Profile())
-        key = None if span is None else (span.item, span.stack, span.phase)
+        key = None if span is None else (span.callee, span.stack, span.phase)
         profile.stacks.append(stacks.setdefault(key, len(stacks)))
         profile.weights.append(piece.weight)
     frames: dict[str, int] = {}
@@ -85,7 +85,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
 
 def _name(timeline: Timeline, weight: str) -> str:
     root = next((frame.class_name for frame in timeline.frames if frame.kind == "module" and not frame.name), "")
-    return f"{show(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
+    return f"{printable(root) or 'model'}: {weight} (1 unit = 1 {UNITS[weight]})"
 
 
 def _join(texts: Iterator[str]) -> Iterator[str]:

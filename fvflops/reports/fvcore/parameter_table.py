@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fvflops.reports.names import show_short
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.names import printable_short
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.trace import ModuleTree
 from fvflops.units import format_elements, format_shape
 from fvflops.views.summary_rows import index_children
@@ -34,8 +34,8 @@ def render(modules: ModuleTree, *, depth: int = 3) -> str:
             continue
         blanks = " " * level
         if name in shapes:
-            rows.append((blanks + show_short(name), blanks + format_shape(shapes[name])))
+            rows.append((blanks + printable_short(name), blanks + format_shape(shapes[name])))
         else:
-            rows.append((blanks + show_short(name), blanks + format_elements(counts[name])))
+            rows.append((blanks + printable_short(name), blanks + format_elements(counts[name])))
             waiting += [(child, level + 1) for child in reversed(children.get(name, ()))]
-    return draw(["name", "#elements or shape"], rows)
+    return pipe_table(["name", "#elements or shape"], rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fvflops.reports.names import show_short
-from fvflops.reports.terminal.collapse import explain
+from fvflops.reports.names import printable_short
+from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.reports.terminal.module_rows import Line, limit_depth, list_lines
-from fvflops.reports.text.pipe_table import draw
+from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.trace import Summary
 from fvflops.units import format_percent, format_size
-from fvflops.views.ranking import tell_more
+from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -42,15 +42,15 @@ def render(
     ranked = sort is not None or top is not None
     if by == "operator":
         operators = rank_operators(summary, sort=sort, top=top)
-        table, more = _draw_operators(summary, operators[:top]), tell_more(operators, top, "operator")
+        table, more = _draw_operators(summary, operators[:top]), truncation_note(operators, top, "operator")
     elif by == "both":
         rows = rank_operators_by_module(summary, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
-        table, more = _draw_both(summary, rows[:top], ranked), tell_more(rows, top, "row")
-        more += explain(summary, (row.module for row in rows[:top]))
+        table, more = _draw_both(summary, rows[:top], ranked), truncation_note(rows, top, "row")
+        more += collapse_note(summary, (row.module for row in rows[:top]))
     else:
         lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
-        more = [*tell_more(lines, top, "module"), *explain(summary, (line.name for line in lines[:top]))]
+        more = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return "\n\n".join([table, "\n".join(more)] if more else [table])
 
 
@@ -65,13 +65,13 @@ def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bo
     rows = [
         _indent(
             line.level,
-            show_short(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model",
+            printable_short(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model",
             line.cells,
             headings,
         )
         for line in lines
     ]
-    return draw(["module", *(_head(heading, show_param_shapes) for heading in headings)], rows)
+    return pipe_table(["module", *(_head(heading, show_param_shapes) for heading in headings)], rows)
 
 
 def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
@@ -82,9 +82,9 @@ def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[st
 def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow]) -> str:
     headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
-    rows = [(show_short(row.operator), *_format_with_share(row.counts, totals)) for row in ranked]
+    rows = [(printable_short(row.operator), *_format_with_share(row.counts, totals)) for row in ranked]
     rows.append(("total", *_format_with_share(totals, totals)))
-    return draw(["operator", *_head_with_share(headings)], rows)
+    return pipe_table(["operator", *_head_with_share(headings)], rows)
 
 
 def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool) -> str:
@@ -94,11 +94,11 @@ def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool) -> s
     above: str | None = None
     for row in ranked:
         # In a tree a module is named on the first of its rows.
-        name = show_short(summary.label(row.module)) or "model"
+        name = printable_short(summary.label(row.module)) or "model"
         module = name if flat else "" if row.module == above else " " * depth_of(row.module) + name
-        rows.append((module, show_short(row.operator), *_format_with_share(row.counts, totals)))
+        rows.append((module, printable_short(row.operator), *_format_with_share(row.counts, totals)))
         above = row.module
-    return draw(["module", "operator", *_head_with_share(headings)], rows)
+    return pipe_table(["module", "operator", *_head_with_share(headings)], rows)
 
 
 def _head_with_share(headings: Sequence[str]) -> list[str]:

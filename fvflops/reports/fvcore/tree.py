@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fvflops.reports.names import show, show_short
+from fvflops.reports.names import printable, printable_short
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.views.summary_rows import (
     check_view,
@@ -37,13 +37,15 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     check_whole(summary, "the tree")
     cells = _prepare(summary)
     lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
-    return "\n".join([*lines, *draw(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
+    return "\n".join([*lines, *draw_tree(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
 
 
-def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None) -> list[str]:
+def draw_tree(
+    modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None
+) -> list[str]:
     """Return the lines of a model as `print` shows it, with what `describe` says of each place, a line each, inside.
 
-    >>> print("\\n".join(draw(ModuleTree({"": ModuleInfo("", "", "Net")}), lambda place: ["one", "two"])))
+    >>> print("\\n".join(draw_tree(ModuleTree({"": ModuleInfo("", "", "Net")}), lambda place: ["one", "two"])))
     Net(
       one
       two
@@ -59,8 +61,8 @@ def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, de
             continue
         place, level, opening = item
         blanks = "  " * level
-        details = [show(detail) for detail in describe(place)]
-        opening += show_short(place.class_name) + "("
+        details = [printable(detail) for detail in describe(place)]
+        opening += printable_short(place.class_name) + "("
         children = place.children if depth is None or level < depth else ()
         if not children and len(details) <= 1:
             lines.append(opening + "".join(details) + ")")
@@ -69,7 +71,7 @@ def draw(modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, de
         lines += [f"{blanks}  {detail}" for detail in details]
         waiting.append(blanks + ")")
         for attribute, path in reversed(children):
-            key = f"{blanks}  ({show_short(attribute)}): "
+            key = f"{blanks}  ({printable_short(attribute)}): "
             child = modules.places.get(path) if path is not None else None
             if child is not None:
                 waiting.append((child, level + 1, key))

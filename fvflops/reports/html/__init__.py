@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 from fvflops.trace import PHASES
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
@@ -32,7 +32,7 @@ def render(breakdown: Breakdown) -> Iterator[str]:
     >>> page.count("</script>"), "\\\\u003c/script>" in page
     (2, True)
     """
-    title = show(breakdown.modules.root.class_name) or "model"
+    title = printable(breakdown.modules.root.class_name) or "model"
     style, script = _read("report.css"), _read("report.js")
     parts = {
         "title": escape(title[:200]),
@@ -63,10 +63,10 @@ def write_data(breakdown: Breakdown) -> str:
     record = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "about": {show(key): show(" ".join(text.split())) for key, text in breakdown.about.items()},
+        "about": {printable(key): printable(" ".join(text.split())) for key, text in breakdown.about.items()},
         "modules": modules,
         "phases": phases,
-        "operators": [show(name) for name in operators],
+        "operators": [printable(name) for name in operators],
         "rows": {
             "module": [modules["index"].get(cell.module, 0) for cell in cells],
             "phase": [phases.index(cell.phase) for cell in cells],
@@ -74,12 +74,12 @@ def write_data(breakdown: Breakdown) -> str:
         },
         "measures": [_write_measure(key, measure, cells) for key, measure in breakdown.measures.items()],
         "ledger": {
-            status: sorted(((show(op), calls) for op, calls in ops.items()), key=lambda item: -item[1])
+            status: sorted(((printable(op), calls) for op, calls in ops.items()), key=lambda item: -item[1])
             for status, ops in breakdown.ledger.items()
         },
-        "unknown_elements": {show(op): _write_number(count) for op, count in breakdown.unknown_elements.items()},
+        "unknown_elements": {printable(op): _write_number(count) for op, count in breakdown.unknown_elements.items()},
         "unknown_places": {
-            show(op): [show(place) for place in places] for op, places in breakdown.unknown_places.items()
+            printable(op): [printable(place) for place in places] for op, places in breakdown.unknown_places.items()
         },
         "strings": list(strings),
     }
@@ -99,7 +99,7 @@ def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, A
         index[place.name] = len(index)
         columns["parent"].append(index.get(parent, 0) if place.name else -1)
         for column, text in (("name", leaf), ("class", place.class_name), ("about", place.extra_repr)):
-            columns[column].append(strings.setdefault(show(text), len(strings)))
+            columns[column].append(strings.setdefault(printable(text), len(strings)))
     return {**columns, "index": index}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fvflops.reports.names import show
-from fvflops.reports.terminal import op_coverage as ledger
+from fvflops.reports.names import printable
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Summary
 from fvflops.units import format_in
 from fvflops.views.summary_rows import check_view, depth_of, drop_zeros, group_by_name
@@ -59,5 +59,5 @@ def _say(summary: Summary, heading: str, module: str) -> str:
 
 def _write_notes(summary: Summary, model: str) -> list[str]:
     versions = [f"{name} {summary.about[name]}" for name in ("fvflops", "torch") if name in summary.about]
-    made = [f"Made with {show(' and '.join(versions))}."] if versions else []
-    return [f"Model: {show(model)}.", *ledger.write_sentences(summary), *made]
+    made = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    return [f"Model: {printable(model)}.", *op_coverage.op_coverage_notes(summary), *made]

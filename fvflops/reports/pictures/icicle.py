@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fvflops.reports.measure_values import add_up, say_value
+from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
@@ -42,7 +42,7 @@ class Box(NamedTuple):
     modules: int = 1
 
 
-def draw(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any:
+def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any:
     """Return a Figure, 7 inches wide, in one measure of a breakdown, down to `depth` levels below the root.
 
     The label of a rectangle is the name of its module. A measure that the breakdown does not have raises ValueError,
@@ -81,8 +81,8 @@ class _Layout:
     def __init__(self, breakdown: Breakdown, measure: Measure) -> None:
         self.measure = measure
         self.places: dict[str, ModuleInfo] = {place.name: place for place in breakdown.modules.modules()}
-        self.total = add_up(measure.values)
-        self.unknown = add_up(measure.unknown)
+        self.total = sum_measures(measure.values)
+        self.unknown = sum_measures(measure.unknown)
         self.children: dict[str, list[str]] = {}
         self._own: Counter[str] = Counter()
         for cell, value in measure.values.items():
@@ -144,7 +144,7 @@ class _Layout:
         return [name for name, _ in sums.most_common()]
 
     def say(self, name: str) -> str:
-        return ("≥ " if self.unknown[name] else "") + say_value(self.measure, self.total[name])
+        return ("≥ " if self.unknown[name] else "") + format_value(self.measure, self.total[name])
 
 
 def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fvflops import paths
-from fvflops.reports.names import show
+from fvflops.reports.names import printable
 
 KINDS = ("svg", "png")
 _DOTS = 200  # per inch of a PNG
@@ -80,7 +80,9 @@ def plain(text: str) -> str:
     """Return a text as a reader of the picture sees it: cut if it is long, and what has no shape as its escape."""
     shapes = _load_shapes()
     cut = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-    return "".join(mark if ord(mark) in shapes else mark.encode("unicode_escape").decode("ascii") for mark in show(cut))
+    return "".join(
+        mark if ord(mark) in shapes else mark.encode("unicode_escape").decode("ascii") for mark in printable(cut)
+    )
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:

@@ -56,7 +56,7 @@ def collapse(summary: Summary) -> Summary:
     )
 
 
-def explain(summary: Summary, shown: Iterable[str]) -> list[str]:
+def collapse_note(summary: Summary, shown: Iterable[str]) -> list[str]:
     """Return a sentence on what the rows of runs say, none if there is none among the modules that are shown."""
     told = "A row with × N is the sum of N equal modules; what is inside them is shown of the first alone."
     return [told] if any(name in summary.labels for name in shown) else []

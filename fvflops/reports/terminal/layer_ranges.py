@@ -16,10 +16,10 @@ def find_pattern(name: str | None) -> str | None:
     return None if name is None else ".".join("#" if _is_number(part) else part for part in name.split("."))
 
 
-def write_span(names: Sequence[str]) -> str:
+def format_range(names: Sequence[str]) -> str:
     """Return the common name of several that have one pattern, in which numbers that differ are a range.
 
-    >>> write_span(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
+    >>> format_range(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
     'layers.0–2.fc'
     """
     if not names:

@@ -32,51 +32,51 @@ def render(summary: Summary) -> str:
     Left out by the table: aten::sigmoid (1 call).
     UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
     """
-    return "\n".join(write_sentences(summary))
+    return "\n".join(op_coverage_notes(summary))
 
 
-class Sentence(NamedTuple):
+class Note(NamedTuple):
     """A sentence of the ledger, and whether it tells of a number that is doubtful ("doubt") or missing ("gap")."""
 
     text: str
     tone: str = ""
 
 
-def write_sentences(summary: Summary, *, escape: Callable[[str], str] = names.show) -> list[str]:
+def op_coverage_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[str]:
     """Return the ledger's sentences; `escape` is applied to each name in them."""
-    return [sentence.text for sentence in list_sentences(summary, escape=escape)]
+    return [sentence.text for sentence in list_notes(summary, escape=escape)]
 
 
-def list_sentences(summary: Summary, *, escape: Callable[[str], str] = names.show) -> list[Sentence]:
+def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[Note]:
     """Return the ledger's sentences with their tone; `escape` is applied to each name in them."""
     sentences = []
     table = summary.about.get("table")
     if table is not None:
-        sentences.append(Sentence(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}."))
+        sentences.append(Note(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}."))
     if "inputs" in summary.about:
-        sentences.append(Sentence(f"Inputs: {escape(summary.about['inputs']) or 'none'}."))
+        sentences.append(Note(f"Inputs: {escape(summary.about['inputs']) or 'none'}."))
     if not any(summary.ledger.values()):
         return sentences
-    sentences.append(Sentence(_count_calls(summary.ledger)))
+    sentences.append(Note(_count_calls(summary.ledger)))
     omitted = _rank(summary.ledger.get("omitted", {}))
     if omitted:
         named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in omitted[:_NAMED]]
         more = len(omitted) - _NAMED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
-        sentences.append(Sentence(f"Left out by the table: {', '.join(named)}{rest}."))
+        sentences.append(Note(f"Left out by the table: {', '.join(named)}{rest}."))
     for key, what in _REGISTERED.items():
         if key in summary.about:
-            sentences.append(Sentence(f"{what}: {escape(summary.about[key])}."))
+            sentences.append(Note(f"{what}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
-            Sentence(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.", "doubt")
+            Note(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.", "doubt")
         )
     if "supposed" in summary.about:
-        sentences.append(Sentence(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.", "doubt"))
+        sentences.append(Note(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.", "doubt"))
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
         named = [f"{escape(op)} ({_measure(summary, op, calls, escape)})" for op, calls in unknown]
-        sentences.append(Sentence(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.", "gap"))
+        sentences.append(Note(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.", "gap"))
     return sentences
 
 
@@ -115,7 +115,7 @@ def _measure(summary: Summary, op: str, calls: int, escape: Callable[[str], str]
     return text
 
 
-def format_places(places: Iterable[str], *, escape: Callable[[str], str] = names.show) -> str:
+def format_places(places: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
     """Return the first of some places, and how many more there are.
 
     >>> print(format_places(["'scan' at net.py:42", "'head'"]))

@@ -6,16 +6,16 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fvflops.reports.names import show
-from fvflops.reports.terminal import op_coverage as ledger
-from fvflops.reports.terminal.collapse import explain
+from fvflops.reports.names import printable
+from fvflops.reports.terminal import op_coverage
+from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.reports.terminal.module_rows import Line, count_line, limit_depth, list_lines
-from fvflops.reports.terminal.op_coverage import Sentence
-from fvflops.reports.text.display_width import measure, pad, shorten, wrap
-from fvflops.reports.text.text_table import GAP, draw
+from fvflops.reports.terminal.op_coverage import Note
+from fvflops.reports.text.display_width import display_width, pad, truncate, wrap
+from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
 from fvflops.units import format_percent, format_quantity, format_size
-from fvflops.views.ranking import choose_measure, tell_more
+from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -103,9 +103,9 @@ def render(
     grid = grid._replace(rows=[row._replace(names=tuple(map(fit, row.names))) for row in grid.rows])
     layout = _lay_out(grid, width)
     paint: Paint = _paint if colour else lambda text, code: text
-    sentences = [*map(Sentence, [*grid.notes, *_tell_left_out(grid, layout, width)])]
-    blocks = [_draw(grid, layout, _MARKS if fit is show else _ASCII, paint)]
-    for group in (sentences, ledger.list_sentences(summary)):
+    sentences = [*map(Note, [*grid.notes, *_tell_left_out(grid, layout, width)])]
+    blocks = [_draw(grid, layout, _MARKS if fit is printable else _ASCII, paint)]
+    for group in (sentences, op_coverage.list_notes(summary)):
         if group:
             blocks.append("\n".join(_write(fit(sentence.text), sentence.tone, width, paint) for sentence in group))
     return "\n\n".join(blocks)
@@ -114,8 +114,8 @@ def render(
 def _find_fit(encoding: str) -> Callable[[str], str]:
     """Return what makes a text one that an encoding has, which is `show` if it has all."""
     if codecs.lookup(encoding).name.startswith("utf"):
-        return show
-    return lambda text: show(text).translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+        return printable
+    return lambda text: printable(text).translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _paint(text: str, code: str) -> str:
@@ -145,7 +145,7 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
         for line in lines[:top]
     ]
     total = summary.columns[chosen].get("", 0)
-    notes = [*tell_more(lines, top, "module"), *explain(summary, (line.name for line in lines[:top]))]
+    notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return _Grid(("module",), tuple(headings), headings.index(chosen), total, rows, notes)
 
 
@@ -160,7 +160,7 @@ def _list_operators(summary: Summary, depth: int | None, sort: str | None, top: 
     grid = _list_operator_rows(summary, ("operator",), [((row.operator,), 0, row) for row in ranked[:top]], sort)
     totals = [sum(summary.operators[heading].values()) for heading in grid.headings]
     total = _Row(("total",), 0, tuple(map(format_size, totals)), grid.total, True)
-    return grid._replace(rows=[*grid.rows, total], notes=tell_more(ranked, top, "operator"))
+    return grid._replace(rows=[*grid.rows, total], notes=truncation_note(ranked, top, "operator"))
 
 
 def _list_both(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> _Grid:
@@ -172,7 +172,7 @@ def _list_both(summary: Summary, depth: int | None, sort: str | None, top: int |
         module = "" if row.module == above and not flat else summary.label(row.module) or "model"
         rows.append(((module, row.operator), 0 if flat else depth_of(row.module), row))
         above = row.module
-    notes = [*tell_more(ranked, top, "row"), *explain(summary, (row.module for row in ranked[:top]))]
+    notes = [*truncation_note(ranked, top, "row"), *collapse_note(summary, (row.module for row in ranked[:top]))]
     return _list_operator_rows(summary, ("module", "operator"), rows, sort)._replace(notes=notes)
 
 
@@ -194,7 +194,11 @@ _VIEWS = {"module": _list_modules, "operator": _list_operators, "both": _list_bo
 
 def _lay_out(grid: _Grid, width: int | None) -> _Layout:
     natural = [
-        max(measure(head), *(_INDENT * row.level * (not place) + measure(row.names[place]) for row in grid.rows), 1)
+        max(
+            display_width(head),
+            *(_INDENT * row.level * (not place) + display_width(row.names[place]) for row in grid.rows),
+            1,
+        )
         for place, head in enumerate(grid.heads)
     ]
     everything = tuple(range(len(grid.headings)))
@@ -243,7 +247,7 @@ def _tell_left_out(grid: _Grid, layout: _Layout, width: int | None) -> list[str]
 
 def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
     heads = [
-        shorten(head, cells, ellipsis=marks.ellipsis) for head, cells in zip(grid.heads, layout.names, strict=True)
+        truncate(head, cells, ellipsis=marks.ellipsis) for head, cells in zip(grid.heads, layout.names, strict=True)
     ]
     heads += [grid.headings[place] for place in layout.figures]
     heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
@@ -253,7 +257,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
         texts = [*_cut_names(row, layout.names, marks), *(row.figures[place] for place in layout.figures)]
         texts += [_say_share(row.amount, grid.total)] * layout.percent
         cells.append(texts + [pad(bar, layout.bar)] * bool(layout.bar))
-    header, rule, *lines = draw(heads, cells, left=len(heads[: len(layout.names)])).split("\n")
+    header, rule, *lines = text_table(heads, cells, left=len(heads[: len(layout.names)])).split("\n")
     painted = [paint(header, _BOLD), paint(rule, _DIM)]
     for row, bar, line in zip(grid.rows, bars, lines, strict=True):
         text = line.removesuffix(bar)
@@ -263,10 +267,10 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
 
 def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
     # Where the column is cut, half of it is for the name, however deep that stands.
-    indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - measure(row.names[0])))
+    indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - display_width(row.names[0])))
     room = [widths[0] - indent, *widths[1:]]
     first, *others = (
-        shorten(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
+        truncate(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
     )
     return [" " * indent + first, *others]
 

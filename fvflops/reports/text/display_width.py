@@ -11,10 +11,10 @@ _NOTES_WIDTH = 120
 _VARIATION = "\ufe0f"  # makes a narrow sign an emoji, two cells wide
 
 
-def measure(text: str) -> int:
+def display_width(text: str) -> int:
     """Return how many cells a printable text takes: two for a wide character, none for a combining mark.
 
-    >>> measure("layer"), measure("层"), measure("e\u0301")
+    >>> display_width("layer"), display_width("层"), display_width("e\u0301")
     (5, 2, 1)
     """
     return len(text) if text.isascii() else sum(map(_measure_mark, text))
@@ -27,19 +27,19 @@ def _measure_mark(mark: str) -> int:
     return 2 if unicodedata.east_asian_width(mark) in ("W", "F") else 1
 
 
-def shorten(text: str, limit: int, *, ellipsis: str = "…") -> str:
+def truncate(text: str, limit: int, *, ellipsis: str = "…") -> str:
     """Return a text without its middle, an ellipsis in its place, where it takes more than `limit` cells.
 
-    >>> shorten("layers.0.self_attn", 12), shorten("fc", 12), shorten("layers", 1)
+    >>> truncate("layers.0.self_attn", 12), truncate("fc", 12), truncate("layers", 1)
     ('layers…_attn', 'fc', '…')
     """
-    if measure(text) <= limit:
+    if display_width(text) <= limit:
         return text
     room = limit - len(ellipsis)
     if room < 1:
         return ellipsis[:limit]
     head = _take(text, (room + 1) // 2)
-    tail = _take(text[::-1], room - measure(head))[::-1]
+    tail = _take(text[::-1], room - display_width(head))[::-1]
     while tail and _measure_mark(tail[0]) == 0:  # a mark without the letter that it belongs to
         tail = tail[1:]
     return head + ellipsis + tail
@@ -57,7 +57,7 @@ def _take(text: str, limit: int) -> str:
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """Return a text filled with blanks to a number of cells: behind it or, with `right`, in front of it."""
-    blanks = " " * (width - measure(text))
+    blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
 
 
@@ -70,12 +70,12 @@ def wrap(sentence: str, width: int) -> list[str]:
     lines = [""]
     for word in sentence.split():
         joined = f"{lines[-1]} {word}" if lines[-1] else word
-        if measure(joined) <= width:
+        if display_width(joined) <= width:
             lines[-1] = joined
             continue
         if lines[-1]:
             lines.append("")
-        while measure(word) > width:
+        while display_width(word) > width:
             part = _take(word, width) or word[0]
             lines[-1:] = [part, ""]
             word = word[len(part) :]

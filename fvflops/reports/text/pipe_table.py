@@ -15,10 +15,10 @@ from typing import Any
 import tabulate
 
 
-def draw(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the rows below their headers, as tabulate aligns them: left, or at the point if all cells are numbers.
 
-    >>> print(draw(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
+    >>> print(pipe_table(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
     | module   | #flops   |
     |:---------|:---------|
     | model    | 1K       |

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.reports.text.display_width import measure, pad
+from fvflops.reports.text.display_width import display_width, pad
 
 GAP = "  "
 
 
-def draw(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Return the rows below their headers; the first `left` columns begin at their left edge.
 
-    >>> print(draw(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
+    >>> print(text_table(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
     module   time
     ------  -----
     model   12 ms
      fc      3 ms
     """
-    widths = [max(map(measure, column)) for column in zip(headers, *rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
     return "\n".join(_write(line, widths, left) for line in lines)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,10 +18,10 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 def uses_cudnn_for_ctc(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> bool:
-    """Return whether cuDNN computes a CTC loss; ValueNeeded where the lengths and devices decide."""
+    """Return whether cuDNN computes a CTC loss; DataDependentError where the lengths and devices decide."""
     fits = blank == 0 and targets.ndim == 1 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
     if fits and torch.backends.cudnn.enabled:
-        raise ValueNeeded("aten::_use_cudnn_ctc_loss needs the lengths, and this run has only shapes")
+        raise DataDependentError("aten::_use_cudnn_ctc_loss needs the lengths, and this run has only shapes")
     return False
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops.capture.recorder.signature import known_schema
 from fvflops.capture.shapes.layouts.elementwise import OTHERWISE, laid_out
-from fvflops.capture.shapes.rules.fast_path import quickly
+from fvflops.capture.shapes.rules.fast_path import with_fast_path
 
 _Rule = Callable[..., Any]
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -20,7 +20,7 @@ _Find = Callable[[str], "_Rule | None"]
 def choose_rule(func: Any, find: _Find) -> _Rule:
     """Return what gives an op's results on the meta device; `find` gives a rule of our own by the op's name."""
     name = known_schema(func).name
-    return quickly(name, find(name) or _by_kind(func, name, find))
+    return with_fast_path(name, find(name) or _by_kind(func, name, find))
 
 
 def _by_kind(func: Any, name: str, find: _Find) -> _Rule:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.trace.signature import packet_of
 
 Size = int | float
@@ -39,7 +39,7 @@ def select_masked(given: Size, self: torch.Tensor, mask: torch.Tensor) -> torch.
 
 
 def select_known(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the elements under a mask whose numbers are known; ValueNeeded for another."""
+    """Return the elements under a mask whose numbers are known; DataDependentError for another."""
     _want_values(mask, "aten::masked_select")
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     return self.new_empty(int(mask.expand(shape).count_nonzero()))
@@ -129,7 +129,7 @@ def count_bins(
 
 
 def count_known_bins(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """Return how often each whole number occurs in a tensor whose numbers are known; ValueNeeded for another."""
+    """Return how often each whole number occurs in a tensor whose numbers are known; DataDependentError for another."""
     _want_values(self, "aten::bincount")
     return count_bins(int(self.max()) + 1 if self.numel() else 0, self, weights, minlength)
 
@@ -167,7 +167,7 @@ def _whole(given: Size, examined: int) -> int:
 
 def _want_values(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise ValueNeeded(f"{name} needs numbers, and this run has only shapes")
+        raise DataDependentError(f"{name} needs numbers, and this run has only shapes")
 
 
 # By name without overload: called with the size that is given, a number of results or a share, and then as the op is.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def factor(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,7 +22,8 @@ def solve_least_squares(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the solution, the residuals, the ranks and the singular values; `usual` is the device's own driver.
 
-    Whether the drivers gelsd and gelss give residuals depends on the ranks: for more rows than columns, ValueNeeded.
+    Whether the drivers gelsd and gelss give residuals depends on the ranks: for more rows than columns it raises
+    DataDependentError.
     """
     driver = driver or usual
     *_, rows, columns = self.shape
@@ -30,7 +31,7 @@ def solve_least_squares(
     right = b.unsqueeze(-1) if vector else b
     batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
     if rows > columns and driver in ("gelsd", "gelss"):
-        raise ValueNeeded("aten::linalg_lstsq needs numbers, and this run has only shapes")
+        raise DataDependentError("aten::linalg_lstsq needs numbers, and this run has only shapes")
     # Made in place of the right-hand sides, which have a row for each of the matrix's.
     solution = _by_columns(self.new_empty((*batch, max(rows, columns), right.shape[-1])))[..., :columns, :]
     residuals = (*batch, right.shape[-1]) if rows > columns and driver == "gels" else (0,)

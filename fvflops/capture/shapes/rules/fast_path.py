@@ -388,7 +388,7 @@ QUICK: dict[str, _Rule] = {
 }
 
 
-def quickly(name: str, otherwise: _Rule) -> _Rule:
+def with_fast_path(name: str, otherwise: _Rule) -> _Rule:
     """Return the quick rule of an op, which asks `otherwise` where it has no answer, or `otherwise` itself."""
     quick = QUICK.get(name)
     if quick is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 _Lengths = torch.Tensor | Sequence[int]
 
@@ -30,11 +30,11 @@ def align_ctc(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each sequence's loss and the forward variables [batch, time, 2 longest target + 1].
 
-    ValueNeeded where the lengths of the targets are not known.
+    DataDependentError where the lengths of the targets are not known.
     """
     if isinstance(target_lengths, torch.Tensor):
         if target_lengths.device.type == "meta":
-            raise ValueNeeded("aten::_ctc_loss.Tensor needs numbers, and this run has only shapes")
+            raise DataDependentError("aten::_ctc_loss.Tensor needs numbers, and this run has only shapes")
         target_lengths = target_lengths.tolist()
     steps, batch = log_probs.shape[:2]
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from fvflops.capture.shapes.layouts.elementwise import is_dense
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
-def resemble(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
+def like_argument(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
     """Return an empty tensor like each of the arguments at some positions."""
     results = tuple(torch.empty_like(args[position]) for position in positions)
     return results[0] if len(results) == 1 else results
@@ -72,22 +72,22 @@ def split_heads(
 
 
 def pack_ragged(dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
-    """Return the rows of sequences without their padding; ValueNeeded where their number is not given."""
+    """Return the rows of sequences without their padding; DataDependentError where their number is not given."""
     if total_L is None:
-        raise ValueNeeded("aten::_padded_dense_to_jagged_forward needs numbers, and this run has only shapes")
+        raise DataDependentError("aten::_padded_dense_to_jagged_forward needs numbers, and this run has only shapes")
     return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "aten::_add_relu.Scalar": partial(resemble, (0,)),
+    "aten::_add_relu.Scalar": partial(like_argument, (0,)),
     "aten::_aminmax": extremes,
     "aten::_aminmax.dim": extremes_along,
     "aten::_compute_linear_combination": combine_linearly,
-    "aten::_dirichlet_grad": partial(resemble, (0,)),
-    "aten::_fake_quantize_learnable_per_channel_affine": partial(resemble, (0,)),
-    "aten::_fake_quantize_learnable_per_channel_affine_backward": partial(resemble, (1, 2, 3)),
-    "aten::_fake_quantize_learnable_per_tensor_affine": partial(resemble, (0,)),
-    "aten::_fake_quantize_learnable_per_tensor_affine_backward": partial(resemble, (1, 2, 3)),
+    "aten::_dirichlet_grad": partial(like_argument, (0,)),
+    "aten::_fake_quantize_learnable_per_channel_affine": partial(like_argument, (0,)),
+    "aten::_fake_quantize_learnable_per_channel_affine_backward": partial(like_argument, (1, 2, 3)),
+    "aten::_fake_quantize_learnable_per_tensor_affine": partial(like_argument, (0,)),
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": partial(like_argument, (1, 2, 3)),
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": mark,
     "aten::_fused_adagrad_": return_nothing,
     "aten::_fused_adagrad_.tensor_lr": return_nothing,
@@ -95,12 +95,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_fused_adamw_.tensor_lr": return_nothing,
     "aten::_fused_sgd_": return_nothing,
     "aten::_fused_sgd_.tensor_lr": return_nothing,
-    "aten::_logcumsumexp": partial(resemble, (0,)),
-    "aten::_masked_softmax": partial(resemble, (0,)),
-    "aten::_masked_softmax_backward": partial(resemble, (0,)),
+    "aten::_logcumsumexp": partial(like_argument, (0,)),
+    "aten::_masked_softmax": partial(like_argument, (0,)),
+    "aten::_masked_softmax_backward": partial(like_argument, (0,)),
     "aten::_padded_dense_to_jagged_forward": pack_ragged,
     "aten::_sample_dirichlet": partial(resemble_whole, 0),
-    "aten::_standard_gamma_grad": partial(resemble, (0,)),
+    "aten::_standard_gamma_grad": partial(like_argument, (0,)),
     "aten::_transform_bias_rescale_qkv": split_heads,
     "aten::binomial": draw_binomial,
     "aten::empty_like": partial(keep_strides, torch.ops.aten.empty_like.default),
@@ -108,9 +108,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::fake_quantize_per_tensor_affine_cachemask": mark,
     "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
     "aten::full_like": partial(keep_strides, torch.ops.aten.full_like.default),
-    "aten::glu_backward_jvp": partial(resemble, (2,)),
-    "aten::glu_jvp": partial(resemble, (0,)),
-    "aten::log_sigmoid_backward": partial(resemble, (0,)),
+    "aten::glu_backward_jvp": partial(like_argument, (2,)),
+    "aten::glu_jvp": partial(like_argument, (0,)),
+    "aten::log_sigmoid_backward": partial(like_argument, (0,)),
     "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
     "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
     "aten::ones_like": partial(keep_strides, torch.ops.aten.ones_like.default),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.shape_tensor import ValueNeeded
+from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def _want(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise ValueNeeded(f"{name} needs the numbers of its lengths, and this run has only shapes")
+        raise DataDependentError(f"{name} needs the numbers of its lengths, and this run has only shapes")
 
 
 RULES: dict[str, Callable[..., Any]] = {

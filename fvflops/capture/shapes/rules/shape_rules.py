@@ -13,19 +13,19 @@ from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients,
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
 from fvflops.capture.shapes.rules import (
     attention,
+    data_dependent,
     detection,
+    embedding_bag,
     factorizations,
+    grouped_matmul,
     histograms,
     losses,
     quantization,
+    rnn,
+    same_shape,
     sampling,
     sequences,
 )
-from fvflops.capture.shapes.rules import data_dependent as selections
-from fvflops.capture.shapes.rules import embedding_bag as bags
-from fvflops.capture.shapes.rules import grouped_matmul as products
-from fvflops.capture.shapes.rules import rnn as recurrence
-from fvflops.capture.shapes.rules import same_shape as likenesses
 
 Rule = Callable[..., Any]
 
@@ -37,28 +37,28 @@ RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **factorizations.RULES,
     **histograms.RULES,
-    **likenesses.RULES,
+    **same_shape.RULES,
     **losses.RULES,
     **memory_formats.RULES,
     **normalization.RULES,
-    **products.RULES,
+    **grouped_matmul.RULES,
     **quantization.RULES,
-    **recurrence.RULES,
+    **rnn.RULES,
     **sampling.RULES,
-    **selections.RULES,
+    **data_dependent.RULES,
     **sequences.RULES,
 }
 
 # Where torch's rule is right for CUDA, and the CPU's kernel differs.
 CPU_RULES: dict[str, Rule] = {
-    **bags.CPU_RULES,
+    **embedding_bag.CPU_RULES,
     **convolutions.CPU_RULES,
     **elementwise.CPU_RULES,
     **factorizations.CPU_RULES,
     **memory_formats.CPU_RULES,
     **normalization.CPU_RULES,
     **gradients.CPU_RULES,
-    **selections.CPU_RULES,
+    **data_dependent.CPU_RULES,
     **spectra.CPU_RULES,
 }
 
@@ -70,7 +70,7 @@ class ShapeRules:
     ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
     `bounds` are the ops for which a bound was taken, `supposed` what others were taken to do for want of a number.
 
-    >>> rows = ShapeRules({"aten::nonzero": 0.5}).sized("aten::nonzero")
+    >>> rows = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
     >>> rows(torch.empty(3, 5, device="meta")).shape
     torch.Size([8, 2])
     """
@@ -85,28 +85,28 @@ class ShapeRules:
         self.supposed: dict[str, str] = {}
         self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
-    def instead(self, name: str) -> Rule | None:
+    def replacement_for(self, name: str) -> Rule | None:
         """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
         return self._rules.get(name)
 
-    def sized(self, name: str) -> Rule | None:
+    def assumed_size(self, name: str) -> Rule | None:
         """Return the rule of an op whose size or value was given or can be bounded, or None."""
-        packet = selections.selection_of(name)
+        packet = data_dependent.selection_of(name)
         given = given_for(name, self.assume)
-        if packet in selections.VALUES:
+        if packet in data_dependent.VALUES:
             return None if given is None else partial(read_value, packet, given)
-        build = selections.SIZED.get(packet)
+        build = data_dependent.SIZED.get(packet)
         if build is None:
             return None
         if given is not None:
             return partial(build, given)
-        if packet in selections.BOUNDED and not self.exact:
+        if packet in data_dependent.BOUNDED and not self.exact:
             return partial(self._bounded, name, build)
         return None
 
-    def needs_values(self, name: str) -> bool:
+    def is_data_dependent(self, name: str) -> bool:
         """Return whether the op's result, or its size, depends on the numbers in its arguments."""
-        return name in selections.NEED_VALUES or selections.selection_of(name) in selections.NEED_VALUES
+        return name in data_dependent.NEED_VALUES or data_dependent.selection_of(name) in data_dependent.NEED_VALUES
 
     def can_assume(self, name: str) -> bool:
         """Return whether `assume` takes the op."""
