@@ -5,10 +5,10 @@ from __future__ import annotations
 from fvflops.trace import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
-# Kernels that multiply int8, or uint8 by it, and may scale the sums: float arguments are scales, or quantised first. Sources:
-# bitsandbytes 0.50.2, _ops.py; torchao 0.18.0, ops.py; ATen/native/quantized/cpu (FBGEMM and oneDNN), qlinear.cpp and
-# qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Not the dynamic linear layers of float16 weights, which
-# FBGEMM multiplies in float32.
+# Kernels that multiply int8, or uint8 by it, and may scale the sums: float arguments are scales, or quantised first.
+# Sources: bitsandbytes 0.50.2, _ops.py; torchao 0.18.0, ops.py; ATen/native/quantized/cpu (FBGEMM and oneDNN),
+# qlinear.cpp and qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Not the dynamic linear layers of float16
+# weights, which FBGEMM multiplies in float32.
 _INT8 = frozenset(
     {
         "aten::_dyn_quant_matmul_4bit",
