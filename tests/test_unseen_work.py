@@ -74,7 +74,7 @@ def test_unseen_work_is_priced_by_a_row(kind, tmp_path):
     assert handled.total() == LINEAR + 5
 
 
-@pytest.mark.parametrize("kind", ["from_numpy", "ctypes_into_zeros", "NumpyFunction"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_command_line_names_unseen_work_and_strict_fails(kind, tmp_path, monkeypatch, capsys):
     (tmp_path / "unseen_net.py").write_text(
         f"from tests.unseen_kinds import KINDS, Net\ndef build():\n    return Net(KINDS[{kind!r}].compute)\n"
