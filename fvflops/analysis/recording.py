@@ -78,8 +78,9 @@ class record(FlopCountAnalysis):
         measure: Collection[str] = (),
         schedule: Schedule | None = None,
         on_trace_ready: OnTraceReady | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(_recorded, None, table=table, execution="auto")
+        super().__init__(_recorded, None, table=table, execution="auto", warn=warn)
         self._target = model
         self._options = {"execution": execution, "device": device, "assume": assume, "measure": measure}
         self._schedule = schedule

@@ -55,8 +55,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         table: str | FormulaTable = "default",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume)
+        super().__init__(
+            model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume, warn=warn
+        )
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is a whole number from 1 on, not {micro_batches!r}")
         makers: list[Any] = [optimizer]
