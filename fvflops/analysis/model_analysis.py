@@ -22,10 +22,8 @@ from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, 
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
-from fvflops.reports import PAGES, PICTURES, notebook
+from fvflops.reports import PAGES, PICTURES
 from fvflops.reports.names import printable_short
-from fvflops.reports.pictures import picture
-from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -337,6 +335,8 @@ class ModelAnalysis:
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
+        from fvflops.reports.pictures import picture
+
         kind = picture.prepare(os.fspath(path))
         run = analysed_run(self)
         figure = PICTURES[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
@@ -344,6 +344,8 @@ class ModelAnalysis:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
+        from fvflops.reports import notebook
+
         return notebook.render(read_breakdown(analysed_run(self)))
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
@@ -401,6 +403,8 @@ class ModelAnalysis:
         for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
+            from fvflops.reports.terminal.op_coverage import format_places
+
             places = find_unsupported_places(self.trace(), counts)
             listed = ", ".join(
                 f"{printable_short(op)} ×{calls} (in {format_places(places[op], escape=printable_short)})"

@@ -18,7 +18,6 @@ from fvflops.counting import CostModel, TableCostModel
 from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import GRAPHS
-from fvflops.reports.calls import module_calls, op_calls, source_lines
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
@@ -108,6 +107,8 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
+        from fvflops.reports.calls import op_calls
+
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         table = "" if self._table is None else self._table.name
         return op_calls.render(calls, sort=sort, top=top, ignored=ignored, table=table)
@@ -132,6 +133,8 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` is how many calls around one there are at most, any number if None.
         """
+        from fvflops.reports.calls import module_calls
+
         return module_calls.render(self.module_calls(), depth=depth)
 
     def line_counts(self) -> tuple[LineCount, ...]:
@@ -147,6 +150,8 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
+        from fvflops.reports.calls import source_lines
+
         return source_lines.render(self.line_counts())
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
