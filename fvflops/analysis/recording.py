@@ -41,6 +41,7 @@ class record(FlopCountAnalysis):
     and see what autograd does in threads of its own; other threads that the program starts are not seen.
 
     `measure` is {"time"}, {"memory"} or both: then the events of the Trace, ops and modules, hold what a real run took.
+    `table` and `warn` are those of FlopCountAnalysis.
 
     With a `schedule`, or where `step()` is called at the end of each training step, steps are told apart: `steps` holds
     the Trace of each that was recorded to its end, `per_step()` says what one comes to, and what is asked else is asked

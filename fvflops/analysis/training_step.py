@@ -31,7 +31,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     a function of name and module; `checkpoint_options` are torch.utils.checkpoint's (`use_reentrant` is False by
     default). `device` is the one whose kernels are shown. The model is run in the mode that it is in, and it, the
     inputs and the optimizer are left as they were. A step that needs a number raises ExecutionError; `fvflops.record`
-    counts a real one.
+    counts a real one. `table`, `assume` and `warn` are those of FlopCountAnalysis.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
     >>> step = TrainingStepAnalysis(

@@ -41,14 +41,15 @@ class ProfileAnalysis(FlopCountAnalysis):
     mean over the middle third of these by their time, in ns and bytes. With a `schedule` it runs `steps` times instead,
     of which those are measured that the schedule makes active. With `loss`, a function of the result that returns a
     scalar, a run goes on through the backward pass. The model, its gradients and the inputs are left as they were.
-    `measure` is {"time"}, {"memory"} or both. `on_run` is called after each run with how many are done and how many
-    there will be. What modules take in the forward pass is clocked in as many runs more, in which no op is watched; the
-    times in `trace()` itself, which exports show, are those of the runs in which ops are, less what watching took. On
-    CUDA times are the device's: it is held for half a millisecond before each op and module call, so that it waits for
-    no launch while the clock runs, which makes such a run slower, and its times shorter than those of a model too small
-    to keep the device busy. Memory there is that of the allocator; on a CPU memory is that of the storages, and
-    `profile_kernels(profile_memory=True)` knows the allocator's. A compiled model is run eagerly, so that its times are
-    not those of compiled code: for these too there is `profile_kernels`.
+    `measure` is {"time"}, {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called
+    after each run with how many are done and how many there will be. What modules take in the forward pass is clocked
+    in as many runs more, in which no op is watched; the times in `trace()` itself, which exports show, are those of the
+    runs in which ops are, less what watching took. On CUDA times are the device's: it is held for half a millisecond
+    before each op and module call, so that it waits for no launch while the clock runs, which makes such a run slower,
+    and its times shorter than those of a model too small to keep the device busy. Memory there is that of the
+    allocator; on a CPU memory is that of the storages, and `profile_kernels(profile_memory=True)` knows the
+    allocator's. A compiled model is run eagerly, so that its times are not those of compiled code: for these too there
+    is `profile_kernels`.
 
     A run that raises ends the recording; `salvage()` then has what was measured before.
 
