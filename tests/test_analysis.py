@@ -335,6 +335,11 @@ def test_unknown_ops_are_warned_of_in_one_line(caplog):
     caplog.clear()
     FlopCountAnalysis(model, X).unsupported_ops_warnings(False).total()
     assert not caplog.records
+    FlopCountAnalysis(model, X, warn=False).total()
+    FlopCountAnalysis.from_trace(analysis.trace(), warn=False).total()
+    assert not caplog.records
+    FlopCountAnalysis.from_trace(analysis.trace()).total()
+    assert len(caplog.records) == 1
 
 
 def test_uncalled_modules_are_warned_of_in_one_line(caplog):

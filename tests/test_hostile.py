@@ -23,7 +23,7 @@ from fvflops import (
     roofline,
     summarise,
 )
-from fvflops.analysis.breakdown import read_breakdown
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.counting import TableCostModel, build_timeline
 from fvflops.features.budget import report as budget_report
 from fvflops.features.budget.budget_file import parse_budgets, update_text
@@ -37,6 +37,7 @@ from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage
+from fvflops.views.breakdown import read_breakdown
 from tests.hostile import NAMES, record_benign, record_hostile
 
 Render = Callable[[FlopCountAnalysis], str]
@@ -134,7 +135,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
-    "html": lambda analysis: "".join(PAGES["html"](read_breakdown(analysis))),
+    "html": lambda analysis: "".join(PAGES["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
 }
@@ -194,7 +195,7 @@ def test_hostile_names_leave_a_picture_well_formed():
     pytest.importorskip("matplotlib")
     analysis = count(record_hostile())
     for figure in (
-        PICTURES["svg"](read_breakdown(analysis)),
+        PICTURES["svg"](read_breakdown(analysed_run(analysis))),
         roofline_plot.draw_roofline(roofline(analysis, device="H100"), by="module"),
     ):
         ElementTree.fromstring(picture.encode(figure, "svg"))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fvflops import Device, FlopCountAnalysis
-from fvflops.analysis.breakdown import read_breakdown
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
@@ -16,7 +16,7 @@ from fvflops.features.scaling import plot as scaling_plot
 from fvflops.reports.pictures import colours, icicle, picture
 from fvflops.reports.pictures.picture import PlotError
 from fvflops.trace import ModuleInfo, ModuleTree
-from fvflops.views.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import Breakdown, Cell, Measure, read_breakdown
 
 pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
 
@@ -56,7 +56,7 @@ def make_breakdown(names, values, **options):
 
 def test_a_module_is_as_wide_as_its_flops():
     # 10 rows: 1000 + 3000 + 3000 multiply-adds, and 10 * 10 * 10 of the model itself.
-    figure = icicle.draw_icicle(read_breakdown(FlopCountAnalysis(Net(), torch.ones(10, 10))))
+    figure = icicle.draw_icicle(read_breakdown(analysed_run(FlopCountAnalysis(Net(), torch.ones(10, 10)))))
     boxes = read_boxes(figure)
     expected = {
         ("", 0): (0, 1),
@@ -74,7 +74,7 @@ def test_a_module_is_as_wide_as_its_flops():
 
 
 def test_another_measure_and_a_depth():
-    breakdown = read_breakdown(FlopCountAnalysis(Net(), torch.ones(10, 10)))
+    breakdown = read_breakdown(analysed_run(FlopCountAnalysis(Net(), torch.ones(10, 10))))
     boxes = read_boxes(icicle.draw_icicle(breakdown, measure="parameters", depth=1))
     assert boxes == {
         ("", 0): (0, 1),

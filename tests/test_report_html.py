@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, ModelAnalysis, ProfileAnalysis
-from fvflops.analysis.breakdown import BETWEEN_OPS, read_breakdown
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.counting.timing import read_times
 from fvflops.reports import PAGES
-from fvflops.views.breakdown import Breakdown, Cell, Measure
+from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
 from fvflops.zoo import build
 from tests.pages import HOSTILE, break_hostile_down, break_net_down, build_tree
 
@@ -91,7 +91,7 @@ def test_hostile_names_stay_data():
 
 def test_breakdown_adds_up_to_the_analyses():
     flops = analyse()
-    found = read_breakdown(flops)
+    found = read_breakdown(analysed_run(flops))
     wanted = {
         "flops": flops.by_module(),
         "activations": ActivationCountAnalysis.from_trace(flops.trace()).by_module(),
@@ -121,7 +121,7 @@ def test_every_analysis_makes_a_page(cls, keys):
         analysis.set_op_handle("aten::linear", lambda call: 5)
     data = read_data(analysis.to_html())
     assert [measure["key"] for measure in data["measures"]] == keys
-    own = read_breakdown(analysis).measures[analysis._metric or "handles"]
+    own = read_breakdown(analysed_run(analysis)).measures[analysis._metric or "handles"]
     assert own.total() == analysis.total() > 0
 
 
@@ -139,7 +139,7 @@ def test_ops_without_a_formula_are_unknown_and_not_nothing():
 
 def test_time_is_that_of_ops_and_of_what_lies_between():
     profile = ProfileAnalysis(build("lenet5"), torch.ones(1, 1, 28, 28), warmup=0, repeat=1, loss=lambda y: y.sum())
-    time = read_breakdown(profile).measures["time"]
+    time = read_breakdown(analysed_run(profile)).measures["time"]
     times = read_times(profile.trace())
     for phase in ("forward", "backward"):
         ops = sum(value for cell, value in time.values.items() if cell.phase == phase and cell.operator != BETWEEN_OPS)

@@ -11,7 +11,7 @@ from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Counts
 from fvflops.trace.signature import packet_of
 
@@ -45,11 +45,12 @@ class ByteCountAnalysis(ModelAnalysis):
         execution: str = "auto",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume)
+        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, warn=warn)
         TrafficCostModel(part)  # which refuses an unknown part
         self._part = part
-        self._kernels = table if isinstance(table, FormulaTable) else load_table(table)
+        self._kernels = resolve_table(table)
 
     def counts(self) -> Counts:
         """Return the counts of the model's run in bytes; an op that moves nothing is free."""

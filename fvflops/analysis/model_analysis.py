@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from fvflops import paths
+from fvflops import __version__, paths
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.capture.model.model import unwrap_compiled
@@ -22,9 +22,15 @@ from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, 
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
+from fvflops.reports import PAGES, PICTURES
 from fvflops.reports.names import printable_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
+from fvflops.views.analysed_run import AnalysedRun, describe_run
+from fvflops.views.breakdown import read_breakdown
+from fvflops.views.call_rows import CALL_VIEWS
+from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
+from fvflops.views.summary import find_uncalled, make_summary, with_activations
 
 if TYPE_CHECKING:
     import pandas
@@ -41,8 +47,9 @@ class ModelAnalysis:
 
     `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
     of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the line of source that it
-    comes from. The model runs once, when a result is first asked for, and is left as it was. An op belongs to the
-    module that was called last when it ran, and to that module's parents.
+    comes from. With `warn=False` nothing is logged of unsupported ops and of modules that were not called. The model
+    runs once, when a result is first asked for, and is left as it was. An op belongs to the module that was called last
+    when it ran, and to that module's parents.
 
     >>> import torch
     >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
@@ -62,6 +69,7 @@ class ModelAnalysis:
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
         lines: bool = False,
+        warn: bool = True,
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
@@ -81,18 +89,18 @@ class ModelAnalysis:
         self._modules: ModuleTree | None = None
         self._by_both: dict[str, Counter[str]] | None = None
         self._ancestors = "owner"
-        self._warn_unsupported = True
-        self._warn_uncalled = True
+        self._warn_unsupported = self._warn_uncalled = warn
         self._tracer_warnings = "no_tracer_warning"
 
     @classmethod
-    def from_trace(cls: type[Self], trace: Trace, **options: Any) -> Self:
+    def from_trace(cls: type[Self], trace: Trace, *, warn: bool = True, **options: Any) -> Self:
         """Return an analysis of a trace that was recorded before; it never runs a model.
 
-        `options` are those of the class (`table=`). A handle for an op that the trace has already decomposed raises
-        TraceError when a result is asked for.
+        `warn` is that of ModelAnalysis; other `options` are those of the class (`table=`). A handle for an op that the
+        trace has already decomposed raises TraceError when a result is asked for.
         """
         analysis = cls(_absent_model, None, **options)
+        analysis._warn_unsupported = analysis._warn_uncalled = warn
         analysis._trace = trace
         analysis._loaded = True
         analysis._modules = trace.modules
@@ -143,18 +151,7 @@ class ModelAnalysis:
     def uncalled_modules(self) -> set[str]:
         """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
         self.counts()  # which warns of what is to be known
-        trace = self.trace()
-        scopes = trace.scopes()
-        active = [scopes[stack] for stack in trace.active]
-        seen = set().union(*active)
-        if self._ancestors == "owner":
-            owners: set[str] = set()
-            for name in {scope[-1] if scope else "" for scope in active}:
-                while name not in owners:
-                    owners.add(name)
-                    name = name.rpartition(".")[0]
-            seen |= owners
-        return {place.name for place in trace.modules.modules()} - seen
+        return find_uncalled(self.trace(), self._ancestors)
 
     def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:
         """Set what single ops count for: pairs of op name and handle, or a mapping by keyword; returns the analysis.
@@ -294,13 +291,9 @@ class ModelAnalysis:
         >>> ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
         True
         """
-        # What the page is made of is made of analyses itself.
-        from fvflops.analysis.breakdown import read_breakdown
-        from fvflops.reports import html
-
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(html.render(read_breakdown(self)))
+        page = "".join(PAGES["html"](read_breakdown(analysed_run(self))))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
@@ -320,18 +313,15 @@ class ModelAnalysis:
         >>> FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
         {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
         """
-        from fvflops.analysis.frame import make_columns
-
-        return make_columns(self, by=by, depth=depth)
+        return make_columns(self._list_rows(by, depth, "to_dict()")[0])
 
     def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
         """Return the columns of `to_dict` as a data frame; its `attrs` tell model, inputs, convention and versions.
 
         pandas is the extra `pandas`; where it is not installed, this raises ImportError before the model is run.
         """
-        from fvflops.analysis.frame import make_frame
-
-        return make_frame(self, by=by, depth=depth)
+        import_pandas()
+        return make_frame(*self._list_rows(by, depth, "to_pandas()"))
 
     def to_picture(self, path: str | os.PathLike[str], *, measure: str | None = None, depth: int | None = None) -> None:
         """Write the picture of the module tree, in which a module is as wide as its share, to a path, .svg or .png.
@@ -345,19 +335,29 @@ class ModelAnalysis:
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
-        from fvflops.analysis.breakdown import read_breakdown
-        from fvflops.reports.pictures import icicle, picture
+        from fvflops.reports.pictures import picture
 
         kind = picture.prepare(os.fspath(path))
-        figure = icicle.draw_icicle(read_breakdown(self), measure=measure or self.counts().metric, depth=depth)
+        run = analysed_run(self)
+        figure = PICTURES[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
         paths.write_bytes(os.fspath(path), picture.encode(figure, kind))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
-        from fvflops.analysis.breakdown import read_breakdown
         from fvflops.reports import notebook
 
-        return notebook.render(read_breakdown(self))
+        return notebook.render(read_breakdown(analysed_run(self)))
+
+    def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
+        """Return the rows of a view and what describes the run; a ValueError for an unknown view names `report`."""
+        if by in CALL_VIEWS:
+            rows = self._list_call_rows(by, depth)
+            return rows, {"fvflops": __version__, **describe_run(analysed_run(self))}
+        summary = make_summary(with_activations(analysed_run(self)))
+        return list_rows(summary, by=by, depth=depth, report=report), summary.about
+
+    def _list_call_rows(self, by: str, depth: int | None) -> Table:
+        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
@@ -423,6 +423,17 @@ class ModelAnalysis:
                     "No op was seen in the modules %s: they are unused, do nothing, or were used without calling them",
                     listed,
                 )
+
+
+def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
+    """Return an analysis as the data that views are made from; the model is run if it has not been."""
+    return AnalysedRun(
+        analysis.trace(),
+        analysis.counts(),
+        analysis._table,
+        frozenset(analysis._handles),
+        analysis._ancestors,
+    )
 
 
 def estimate_by(pricer: CostModel, signature: Signature) -> int:

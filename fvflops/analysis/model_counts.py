@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.calls import select_calls
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
 from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import GRAPHS
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
+from fvflops.views.call_selection import select_calls
+from fvflops.views.frame import Table
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -35,9 +37,19 @@ class _TableAnalysis(ModelAnalysis):
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
         lines: bool = False,
+        warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, lines=lines)
-        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+        super().__init__(
+            model,
+            inputs,
+            kwargs=kwargs,
+            execution=execution,
+            device=device,
+            assume=assume,
+            lines=lines,
+            warn=warn,
+        )
+        self._table = resolve_table(table)
 
 
 class FlopCountAnalysis(_TableAnalysis):
@@ -177,6 +189,9 @@ class FlopCountAnalysis(_TableAnalysis):
         chosen = prepare_export(path, format, weight)
         write_export(self.trace(), self._cost_model(), path, chosen, weight)
 
+    def _list_call_rows(self, by: str, depth: int | None) -> Table:
+        return list_call_rows(self, by, depth)
+
     def _list_op_calls(self) -> tuple[OpCall, ...]:
         return list_op_calls(self.trace(), self._cost_model(), self._activations_pricer())
 
@@ -195,6 +210,18 @@ class ActivationCountAnalysis(_TableAnalysis):
     """
 
     _metric = "activations"
+
+
+def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:
+    """Return a row for each call of an op, by "op", of a module, by "call", or each line of source, by "line".
+
+    `depth` is how many calls around a module's are listed at most, any number if None; by op and line it is ignored.
+    """
+    if by == "op":
+        return list_op_rows(analysis.op_calls())
+    if by == "line":
+        return list_line_rows(analysis.line_counts())
+    return list_module_rows(analysis.module_calls(), depth=depth)
 
 
 def flop_count(

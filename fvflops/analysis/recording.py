@@ -41,6 +41,7 @@ class record(FlopCountAnalysis):
     and see what autograd does in threads of its own; other threads that the program starts are not seen.
 
     `measure` is {"time"}, {"memory"} or both: then the events of the Trace, ops and modules, hold what a real run took.
+    `table` and `warn` are those of FlopCountAnalysis.
 
     With a `schedule`, or where `step()` is called at the end of each training step, steps are told apart: `steps` holds
     the Trace of each that was recorded to its end, `per_step()` says what one comes to, and what is asked else is asked
@@ -78,8 +79,9 @@ class record(FlopCountAnalysis):
         measure: Collection[str] = (),
         schedule: Schedule | None = None,
         on_trace_ready: OnTraceReady | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(_recorded, None, table=table, execution="auto")
+        super().__init__(_recorded, None, table=table, execution="auto", warn=warn)
         self._target = model
         self._options = {"execution": execution, "device": device, "assume": assume, "measure": measure}
         self._schedule = schedule

@@ -1,21 +1,16 @@
-"""The text of an analysis, as fvcore prints it, and the summary that every report is made from."""
+"""The text of an analysis, as fvcore prints it, and the summary of analyses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import nn
 
-from fvflops import __version__
-from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.capture.model.model_index import read_modules
-from fvflops.counting.unsupported_places import find_unsupported_places
-from fvflops.formulas import FormulaTable
-from fvflops.formulas.torch_registry import is_halved
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.fvcore import table, tree
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
-from fvflops.trace import PHASES, Summary
+from fvflops.trace import Summary
+from fvflops.views.summary import make_summary
 
 
 def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> Summary:
@@ -29,30 +24,8 @@ def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) ->
     >>> summary.columns["flops"][""], summary.ledger["counted"], summary.about["inputs"]
     (24, {'aten::linear': 1}, 'float32[2, 4]')
     """
-    return summarise_all({"flops": flops} | ({"activations": activations} if activations is not None else {}))
-
-
-def summarise_all(analyses: Mapping[str, ModelAnalysis]) -> Summary:
-    """Return the summary of analyses of one Trace, heading → analysis; all that is no count is told of the first."""
-    first = next(iter(analyses.values()))
-    columns = {"parameters": dict(first.module_tree().count_parameters())}
-    columns |= {heading: dict(analysis.by_module()) for heading, analysis in analyses.items()}
-    counts = first.counts()
-    columns |= _by_phase(first)
-    return Summary(
-        modules=first.trace().modules,
-        columns=columns,
-        operators={heading: dict(analysis.by_operator()) for heading, analysis in analyses.items()},
-        by_both={
-            heading: {name: dict(labels) for name, labels in analysis.by_module_and_operator().items()}
-            for heading, analysis in analyses.items()
-        },
-        uncalled={heading: frozenset(analysis.uncalled_modules()) for heading, analysis in analyses.items()},
-        ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
-        unknown_elements=dict(counts.unknown_elements()),
-        unknown_places=find_unsupported_places(first.trace(), counts),
-        about={"fvflops": __version__, **describe_run(first)},
-    )
+    analyses = {"flops": flops} | ({"activations": activations} if activations is not None else {})
+    return make_summary({heading: analysed_run(analysis) for heading, analysis in analyses.items()})
 
 
 def flop_count_table(
@@ -118,35 +91,3 @@ def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> S
         if analysis is not None:
             analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     return summarise(flops, activations)
-
-
-def _by_phase(analysis: ModelAnalysis) -> dict[str, dict[str, int]]:
-    phases = {phase for *_, phase in analysis.trace().calls}
-    if phases <= {"forward"}:
-        return {}
-    by_module = analysis.by_module_and_phase()
-    present = [phase for phase in PHASES if phase in phases]
-    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
-
-
-def describe_run(analysis: ModelAnalysis) -> dict[str, str]:
-    """Return what a report says of an analysis: what its Trace tells, the model's class, and the table."""
-    table_used = analysis._table
-    about = dict(analysis.trace().about)
-    about["model"] = analysis.module_tree().root.class_name
-    if table_used is not None:
-        about |= {"table": table_used.name, "multiply_add": str(table_used.multiply_add)}
-        about["description"] = table_used.description
-        about |= _describe_registered(analysis, table_used)
-    return about
-
-
-def _describe_registered(analysis: ModelAnalysis, table: FormulaTable) -> dict[str, str]:
-    """Return by which ops a program's own formulas count, read as multiply-adds ("halved") or as flops."""
-    told: dict[str, dict[str, None]] = {}
-    for signature in analysis.trace().signatures if table.registered_formulas else ():
-        if table.row(signature.op) is None and not {signature.op, signature.packet} & analysis._handles.keys():
-            halved = is_halved(signature)
-            if halved is not None:
-                told.setdefault("registered_halved" if halved else "registered", {})[signature.packet] = None
-    return {key: ", ".join(ops) for key, ops in told.items()}

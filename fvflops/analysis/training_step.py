@@ -31,7 +31,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     a function of name and module; `checkpoint_options` are torch.utils.checkpoint's (`use_reentrant` is False by
     default). `device` is the one whose kernels are shown. The model is run in the mode that it is in, and it, the
     inputs and the optimizer are left as they were. A step that needs a number raises ExecutionError; `fvflops.record`
-    counts a real one.
+    counts a real one. `table`, `assume` and `warn` are those of FlopCountAnalysis.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
     >>> step = TrainingStepAnalysis(
@@ -55,8 +55,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         table: str | FormulaTable = "default",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume)
+        super().__init__(
+            model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume, warn=warn
+        )
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is a whole number from 1 on, not {micro_batches!r}")
         makers: list[Any] = [optimizer]

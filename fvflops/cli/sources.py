@@ -42,19 +42,20 @@ def open_analysis(
             if value:
                 raise ValueError(f"{name} has inputs of its own: leave out {option}")
     if name.endswith(".json"):
-        return _silence(FlopCountAnalysis.from_trace(load_trace(name), table=table))
+        return FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
     assume = parse_assumptions(arguments.assume)
     if name.endswith(".pt2"):
         trace = record_program(load_program(name), table=table, execution=arguments.execution, assume=assume)
-        return _silence(FlopCountAnalysis.from_trace(trace, table=table))
+        return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     revision = find_revision(name)
     if revision is not None:
         if config is not None:
             raise ValueError(f"--config is for transformers models, and {name!r} is none")
         trace = record_revision(revision, inputs, arguments)
-        return _silence(FlopCountAnalysis.from_trace(trace, table=table))
+        return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if apart:
-        return _silence(FlopCountAnalysis.from_trace(record_in_subprocess(name, name, inputs, arguments), table=table))
+        trace = record_in_subprocess(name, name, inputs, arguments)
+        return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if os.path.isfile(name):
         raise ValueError(f"{name!r} is a file: a saved trace ends in .json, a program of torch.export in .pt2")
     subject = load_model(name, inputs, config=config, device=arguments.device)
@@ -66,10 +67,7 @@ def open_analysis(
         table=table,
         execution=arguments.execution,
         assume=assume,
+        warn=False,
     )
-    with_input_hint(subject, _silence(analysis).trace)
+    with_input_hint(subject, analysis.trace)
     return analysis
-
-
-def _silence(analysis: FlopCountAnalysis) -> FlopCountAnalysis:
-    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)

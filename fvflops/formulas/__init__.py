@@ -2,7 +2,7 @@
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.loading import load_table, shipped_tables
+from fvflops.formulas.loading import load_table, resolve_table, shipped_tables
 from fvflops.formulas.registry import register_formula
 from fvflops.formulas.rows import Price, Row
 from fvflops.formulas.table import FormulaTable
@@ -17,5 +17,6 @@ __all__ = [
     "TableError",
     "load_table",
     "register_formula",
+    "resolve_table",
     "shipped_tables",
 ]

@@ -74,6 +74,15 @@ def load_table(name: str) -> FormulaTable:
         return _load_shipped(path) if path.startswith(paths.SCHEME) else _load(path, (), name)
 
 
+def resolve_table(table: str | FormulaTable) -> FormulaTable:
+    """Return a table that may be given by its name, path or URI.
+
+    >>> resolve_table("fvcore") is resolve_table(resolve_table("fvcore"))
+    True
+    """
+    return table if isinstance(table, FormulaTable) else load_table(table)
+
+
 @lru_cache(maxsize=64)
 def _load_shipped(path: str) -> FormulaTable:
     return _load(path, (), path)

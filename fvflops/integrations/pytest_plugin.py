@@ -100,8 +100,7 @@ class FlopsBudget:
         table = options.get("table") or (budget.table if budget else None) or "default"
         analysis = model
         if not isinstance(model, FlopCountAnalysis):
-            analysis = FlopCountAnalysis(model, inputs, kwargs=kwargs, table=table)
-            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+            analysis = FlopCountAnalysis(model, inputs, kwargs=kwargs, table=table, warn=False)
         if update:
             rewrite_budget(file, analysis, budget, name=name, table=options.get("table"))
             budget = self._read_budget(name, file, False)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from fvflops.reports.names import neutralise_formula, printable
 from fvflops.trace import Summary
-from fvflops.views.frame_rows import Cell, Table, list_rows
+from fvflops.views.frame import Cell, Table, list_rows
 
 
 def render(

@@ -1,12 +1,32 @@
-"""The breakdown: what each module comes to by itself, by phase and operator, in several measures; plain data."""
+"""What each module costs by itself, by phase and operator, in several measures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
+from fvflops import __version__
+from fvflops.counting import TableCostModel, count
+from fvflops.counting.timing import BY_OWNER, read_times
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree
+from fvflops.views.analysed_run import AnalysedRun, describe_run
+
+# What a module took beside the ops in it: Python, and the hooks of others.
+BETWEEN_OPS = "(between ops)"
+_ORDER = ("handles", "flops", "macs", "activations", "parameters", "bytes", "calls", "time")
+_TITLES = {"flops": "FLOPs", "activations": "Activations", "bytes": "Bytes", "handles": "Count"}
+_NOTES = {
+    "flops": "as the convention counts them",
+    "activations": "output elements of the ops that the table names",
+    "bytes": "what each op on its own must read and write",
+    "handles": "what the handles of this analysis count",
+}
 
 
 class Cell(NamedTuple):
@@ -62,3 +82,111 @@ class Breakdown:
     unknown_elements: Mapping[str, int] = field(default_factory=dict)
     unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_breakdown(run: AnalysedRun) -> Breakdown:
+    """Return what was counted of a run, and beside it all else that its Trace and table give.
+
+    That is FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
+    measured. An op belongs to the module that was called last when it ran.
+
+    >>> import torch
+    >>> from fvflops.capture.run import record_call
+    >>> from fvflops.formulas import load_table
+    >>> table = load_table("default")
+    >>> trace = record_call(torch.nn.Linear(4, 3), (torch.ones(2, 4),), {}, stops_at=table.stops_at)
+    >>> run = AnalysedRun(trace, count(trace, TableCostModel(table, "flops"), "flops"), table)
+    >>> {key: measure.total() for key, measure in read_breakdown(run).measures.items()}
+    {'flops': 24, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116, 'calls': 1}
+    """
+    trace, counts, table = run.trace, run.counts, run.table
+    counted = {counts.metric: counts}
+    if table is not None:
+        for metric in ("flops", "activations"):
+            if metric not in counted:
+                counted[metric] = count(trace, TableCostModel(table, metric), metric)
+    if "bytes" not in counted:
+        counted["bytes"] = count(*split_by_aliasing(trace), "bytes")
+    # One op has one name in all measures, that of the run's own counts.
+    labels = {entry.op: entry.label for entry in reversed(counts.entries)}
+    measures = {metric: _measure(found, labels if found is not counts else {}) for metric, found in counted.items()}
+    if "flops" in counted:
+        measures["macs"] = _measure_macs(counted["flops"], labels if counts.metric != "flops" else {})
+    measures["parameters"] = _measure_parameters(trace)
+    measures["calls"] = Measure("Op calls", _add_up(counts, lambda entry: entry.calls), note="calls of operators")
+    if trace.events is not None and "time" in trace.about.get("measured", ""):
+        measures["time"] = _measure_time(trace, labels)
+    return Breakdown(
+        modules=trace.modules,
+        measures={key: measures[key] for key in sorted(measures, key=_ORDER.index)},
+        ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
+        unknown_elements=dict(counts.unknown_elements()),
+        unknown_places=find_unsupported_places(trace, counts),
+        about={"fvflops": __version__, **describe_run(run)},
+    )
+
+
+def _add_up(
+    counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[str, str] = MappingProxyType({})
+) -> dict[Cell, int]:
+    """Return the sum of what entries weigh in each cell; `labels` renames ops."""
+    sums: Counter[Cell] = Counter()
+    for entry in counts.entries:
+        amount = weigh(entry)
+        if amount:
+            owner = entry.scope[-1] if entry.scope else ""
+            sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += amount
+    return dict(sums)
+
+
+def _measure(counts: Counts, labels: Mapping[str, str]) -> Measure:
+    metric = counts.metric
+    return Measure(
+        _TITLES[metric],
+        _add_up(counts, lambda entry: entry.value, labels),
+        unit="B" if metric == "bytes" else "",
+        note=_NOTES[metric],
+        unknown=_unknown(counts, labels),
+    )
+
+
+def _measure_macs(counts: Counts, labels: Mapping[str, str]) -> Measure:
+    return Measure(
+        "MACs",
+        _add_up(counts, lambda entry: entry.macs, labels),
+        note="multiply-adds, in any convention",
+        unknown=_unknown(counts, labels),
+    )
+
+
+def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
+    return _add_up(counts, lambda entry: entry.calls if entry.status is Status.UNKNOWN else 0, labels)
+
+
+def _measure_parameters(trace: Trace) -> Measure:
+    elements: Counter[Cell] = Counter()
+    for parameter in trace.modules.parameters():
+        module, _, name = parameter.name.rpartition(".")
+        elements[Cell(module, operator=name)] += parameter.spec.numel
+    return Measure("Parameters", dict(elements), note="a tied one counts once, at its first name")
+
+
+def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
+    """Return the times of ops at their owners, and what the clock says of a module beyond these as one more."""
+    scopes, sums = trace.scopes(), Counter[Cell]()
+    for event in trace.events or ():
+        if event.kind == "op" and event.duration_ns:
+            scope = scopes[event.stack]
+            op = trace.signatures[event.item].packet
+            label = labels.get(op, op.removeprefix("aten::"))
+            sums[Cell(scope[-1] if scope else "", event.phase, label)] += event.duration_ns
+    inside: Counter[tuple[str, str]] = Counter()
+    for cell, duration in sums.items():
+        inside[cell.module, cell.phase] += duration
+    for phase, timings in read_times(trace).modules.items():
+        for name, timing in timings.items():
+            rest = timing.own - inside[name, phase]
+            # On a device that runs behind, ops can take longer than the clock around their module says.
+            if phase not in BY_OWNER and rest > 0:
+                sums[Cell(name, phase, BETWEEN_OPS)] = rest
+    return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")

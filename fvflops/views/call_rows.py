@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
-from fvflops.views.frame_rows import Cell, Table
+from fvflops.views.frame import Cell, Table
 
+# View → what a row is.
+CALL_VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
 SCHEMA = 1
 _FORMAT = "fvflops.calls"
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
@@ -33,11 +35,18 @@ def list_op_rows(calls: Sequence[OpCall]) -> Table:
     )
 
 
-def list_module_rows(calls: Sequence[ModuleCall]) -> Table:
-    """Return a row for each call of a module, the root's named ""; cells are as those of op calls."""
+def list_module_rows(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
+    """Return a row for each call of a module, the root's named ""; cells are as those of op calls.
+
+    `depth` is how many calls around one there are at most, any number if None.
+    """
     return Table(
         _MODULE.split(),
-        [[*call[:5], _join(call.inputs), _join(call.outputs), *call[7:]] for call in calls],
+        [
+            [*call[:5], _join(call.inputs), _join(call.outputs), *call[7:]]
+            for call in calls
+            if depth is None or call.depth <= depth
+        ],
     )
 
 

@@ -40,10 +40,8 @@ def describe(trace: Trace) -> Run:
         outputs = ", ".join("?" if at in unknown else _text(value) for at, value in enumerate(signature.outputs))
         calls[f"{phase} {signature.op}({inputs}) -> {outputs}"] += number
         ops[f"{phase} {signature.op}"] += number
-    default = FlopCountAnalysis.from_trace(trace, table="default").unsupported_ops_warnings(False)
-    default.uncalled_modules_warnings(False)
-    exact = FlopCountAnalysis.from_trace(trace, table="exact").unsupported_ops_warnings(False)
-    exact.uncalled_modules_warnings(False)
+    default = FlopCountAnalysis.from_trace(trace, table="default", warn=False)
+    exact = FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
     return {
         "ops": dict(sorted(ops.items())),
         "calls": dict(sorted(calls.items())),

@@ -105,12 +105,10 @@ def count_case(name: str, case: Case, table: FormulaTable, execution: str = "aut
     """Return the figures of a model on its inputs, by a table."""
     inputs = case.make_inputs()
     args, kwargs = (None, inputs) if isinstance(inputs, dict) else (inputs, None)
-    flops = FlopCountAnalysis(case.model, args, kwargs=kwargs, table=table, execution=execution)
-    flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    flops = FlopCountAnalysis(case.model, args, kwargs=kwargs, table=table, execution=execution, warn=False)
     total = flops.total()
     trace = flops.trace()
-    activations = ActivationCountAnalysis.from_trace(trace, table=table)
-    activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     ledger = flops.counts().ledger()
     places = find_unsupported_places(trace, flops.counts())
     return Result(

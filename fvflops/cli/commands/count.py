@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from fvflops import __version__, paths
-from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, calls, summarise
-from fvflops.analysis.breakdown import read_breakdown
-from fvflops.analysis.text import describe_run
+from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import list_call_rows
 from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.exports import check_exports
 from fvflops.cli.models import LoadedModel, load_model
@@ -25,7 +25,9 @@ from fvflops.reports.terminal import op_coverage, terminal
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Status, Summary
-from fvflops.views.call_rows import write_json
+from fvflops.views.analysed_run import describe_run
+from fvflops.views.breakdown import read_breakdown
+from fvflops.views.call_rows import CALL_VIEWS, write_json
 from fvflops.views.ranking import check_sort, check_top
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check_picture(arguments)
     if arguments.format in GRAPHS and arguments.by != "module":
         raise ValueError(f"--by {arguments.by}: a graph is drawn by module")
-    if arguments.by in calls.VIEWS and arguments.format not in _CALL_FORMATS:
+    if arguments.by in CALL_VIEWS and arguments.format not in _CALL_FORMATS:
         raise ValueError(f"--by {arguments.by} --format {arguments.format}: its formats are {', '.join(_CALL_FORMATS)}")
     if arguments.weight == "time":
         raise ValueError("--weight time: nothing is timed here; fvflops profile runs the model under the clock")
@@ -68,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         execution=arguments.execution,
         assume=parse_assumptions(arguments.assume),
         lines=arguments.by in ("op", "line") or arguments.format == "model-explorer",
+        warn=False,
     )
-    flops.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     with_input_hint(subject, flops.trace)
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if arguments.strict and unknown:
@@ -81,18 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format in GRAPHS:
         write(flops.to_graph(arguments.format, depth=arguments.depth), arguments.output)
         return 0
-    if arguments.by in calls.VIEWS:
+    if arguments.by in CALL_VIEWS:
         write(_render_calls(flops, arguments), arguments.output)
         return 0
     if arguments.format in PAGES:
-        write("".join(PAGES[arguments.format](read_breakdown(flops))), arguments.output)
+        write("".join(PAGES[arguments.format](read_breakdown(analysed_run(flops)))), arguments.output)
         return 0
     if arguments.format in PICTURES:
-        figure = PICTURES[arguments.format](read_breakdown(flops), depth=arguments.depth)
+        figure = PICTURES[arguments.format](read_breakdown(analysed_run(flops)), depth=arguments.depth)
         paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
         return 0
-    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table)
-    activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
     summary = summarise(flops, activations)
     write(_render(summary, arguments), arguments.output)
     return 0
@@ -105,10 +106,10 @@ def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> st
         else:
             text = flops.op_table() if arguments.by == "op" else flops.line_table()
         return f"{text}\n\n{op_coverage.render(summarise(flops))}"
-    rows = calls.list_call_rows(flops, arguments.by, arguments.depth)
+    rows = list_call_rows(flops, arguments.by, arguments.depth)
     if arguments.format == "csv":
         return csv.write_rows(rows)
-    return write_json(rows, {"fvflops": __version__, **describe_run(flops)})
+    return write_json(rows, {"fvflops": __version__, **describe_run(analysed_run(flops))})
 
 
 def _render(summary: Summary, arguments: argparse.Namespace) -> str:
@@ -133,7 +134,7 @@ def _check_rows(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{given[0]} is for the formats {', '.join(_LISTS)}, not for {arguments.format}")
     if arguments.collapse and arguments.by == "operator":
         raise ValueError("--collapse makes equal modules one row: leave --by operator out")
-    if given and arguments.by in calls.VIEWS:
+    if given and arguments.by in CALL_VIEWS:
         raise ValueError(f"{given[0]} is for --by module, operator and both, not for {arguments.by}")
     check_top(arguments.top)
     if arguments.sort is not None:

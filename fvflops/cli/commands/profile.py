@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         loss=sum_results if arguments.backward else None,
         table=wanted.table,
         on_run=progress.show,
+        warn=False,
         **options,
     )
-    profile.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     _record(subject, profile, progress, arguments, wanted)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fvflops import paths
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.features.budget.budget_file import update_text
 from fvflops.features.budget.model import LIMITED, Budget, BudgetReport, CheckResult, Regression
@@ -98,8 +99,8 @@ def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regre
 
 
 def _count_activations(analysis: FlopCountAnalysis) -> int:
-    activations = ActivationCountAnalysis.from_trace(analysis.trace(), table=analysis._table or "default")
-    return activations.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total()
+    run = analysed_run(analysis)
+    return ActivationCountAnalysis.from_trace(run.trace, table=run.table or "default", warn=False).total()
 
 
 _MEASURES: Mapping[str, Callable[[FlopCountAnalysis], int]] = {

@@ -119,8 +119,4 @@ def _read(members: Sequence[int], texts: Sequence[str]) -> Ranks:
 
 
 def _analyse(trace: Trace, table: str | FormulaTable) -> FlopCountAnalysis:
-    return (
-        FlopCountAnalysis.from_trace(trace, table=table)
-        .unsupported_ops_warnings(False)
-        .uncalled_modules_warnings(False)
-    )
+    return FlopCountAnalysis.from_trace(trace, table=table, warn=False)

@@ -11,7 +11,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.run import Model
 from fvflops.features.conventions.compute import explain_differences
 from fvflops.features.conventions.model import Comparison, ConventionTotal
-from fvflops.formulas import FormulaTable, load_table, shipped_tables
+from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
 from fvflops.trace import Counts, Status
 
 
@@ -37,7 +37,7 @@ def compare(
     >>> comparison.between("default", "torch")
     (Difference(kind='unit', value=24, first='', second='', calls=0),)
     """
-    chosen = [table if isinstance(table, FormulaTable) else load_table(table) for table in tables or shipped_tables()]
+    chosen = [resolve_table(table) for table in tables or shipped_tables()]
     names = [table.name for table in chosen]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -46,9 +46,8 @@ def compare(
     subject = ""
     for table in chosen:
         analysis = FlopCountAnalysis(
-            model, inputs, kwargs=kwargs, table=table, execution=execution, device=device, assume=assume
+            model, inputs, kwargs=kwargs, table=table, execution=execution, device=device, assume=assume, warn=False
         )
-        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         counts[table.name] = analysis.counts()
         subject = analysis.trace().about["inputs"]
     units = {table.name: table.multiply_add for table in chosen}

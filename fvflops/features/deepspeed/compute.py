@@ -9,7 +9,7 @@ from dataclasses import replace
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.counting.timing import Times, read_times
 from fvflops.features.deepspeed.model import Figures, ModelProfile
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, load_table, resolve_table
 from fvflops.formulas.functions.classes import name_class
 from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
 
@@ -35,7 +35,7 @@ def read_profile(
     >>> read_profile(run.trace(), table="default").phases["forward"].macs
     24
     """
-    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    chosen = resolve_table(table)
     times = read_times(trace)
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
@@ -69,8 +69,7 @@ def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[s
 
 
 def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
-    analysis = FlopCountAnalysis.from_trace(trace, table=table).unsupported_ops_warnings(False)
-    return analysis.uncalled_modules_warnings(False).counts().entries
+    return FlopCountAnalysis.from_trace(trace, table=table, warn=False).counts().entries
 
 
 def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Figures]:

@@ -24,7 +24,7 @@ from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.deepspeed.model import Figures, ModelProfile
 from fvflops.features.deepspeed.report import render, render_top
 from fvflops.features.profiling.profile import ProfileAnalysis
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 from fvflops.units import (
     duration_to_string,
@@ -70,7 +70,7 @@ class FlopsProfiler:
     def __init__(self, model: nn.Module, *, table: str | FormulaTable = "deepspeed") -> None:
         _check_model(model)
         self._model = model
-        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+        self._table = resolve_table(table)
         self._ignored: tuple[type, ...] = ()
         self._run: record | None = None
         self._goes_on = False
@@ -166,8 +166,7 @@ class FlopsProfiler:
         _write(render_top(self._profile(), module_depth=module_depth, top_modules=_check_top(top_modules)), None)
 
     def _begin(self) -> None:
-        run = record(self._model, table=self._table, measure={"time"})
-        run.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        run = record(self._model, table=self._table, measure={"time"}, warn=False)
         with deferred():
             run.__enter__()
             self._run, self._goes_on = run, True
@@ -226,7 +225,7 @@ def get_model_profile(
         paths.check_writable(os.fspath(output_file))
     args = _make_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
-    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    chosen = resolve_table(table)
     with deferred(), _evaluating(model), allowed():
         run = _generate if mode == "generate" else _forward
         trace = run(model, args, dict(kwargs or {}), warm_up, chosen)

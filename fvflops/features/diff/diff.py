@@ -16,7 +16,7 @@ from fvflops.analysis.trace_file import load_trace
 from fvflops.features.diff import report
 from fvflops.features.diff.compute import CountedRun, diff_counts
 from fvflops.features.diff.model import ModelDifference
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 
 _NOTES = {
@@ -73,7 +73,7 @@ def diff(
     >>> bool(diff(net(8), net(8), torch.ones(3, 4)))
     False
     """
-    formulas = table if isinstance(table, FormulaTable) else load_table(table)
+    formulas = resolve_table(table)
     settings = {"inputs": inputs, "kwargs": kwargs, "table": formulas, **options}
     traces = [_read_trace(source, **settings) for source in (a, b)]
     return diff_traces(traces[0], traces[1], table=formulas, names=names or (_name(a, "before"), _name(b, "after")))
@@ -117,11 +117,9 @@ def _name(source: Any, otherwise: str) -> str:
 
 
 def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
-    analyses = []
-    for kind in (FlopCountAnalysis, ActivationCountAnalysis):
-        analysis = kind.from_trace(trace, table=table)
-        analyses.append(analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False))
+    flops = FlopCountAnalysis.from_trace(trace, table=table, warn=False)
+    activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
         notes += ("the run raised, and this is what it did until then",)
-    return CountedRun(name, trace.about.get("inputs", ""), analyses[0].counts(), analyses[1].counts(), notes)
+    return CountedRun(name, trace.about.get("inputs", ""), flops.counts(), activations.counts(), notes)

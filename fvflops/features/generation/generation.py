@@ -14,7 +14,7 @@ from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, ScalingError, Sizes
 from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 
 METRICS = ("flops", "macs", "activations")
 
@@ -48,7 +48,7 @@ def generation_cost(
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
             raise ScalingError(f"{name}={size!r}: a generation has at least 1")
-    loaded = table if isinstance(table, FormulaTable) else load_table(table)
+    loaded = resolve_table(table)
     decoder = _Decoder(model, batch, metric, loaded, execution, progress)
     longest = max(prompt + new - 1, _LEAST)
     prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
@@ -125,8 +125,7 @@ class _Decoder:
     def run(self, prompt: int, tokens: int) -> list[Sample]:
         """Return what a prompt costs, and then each of some tokens."""
         ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._home)
-        recording = record(self._model, table=self._table, execution=self._execution)
-        recording.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        recording = record(self._model, table=self._table, execution=self._execution, warn=False)
         with torch.no_grad(), BoundsCheckedEmbedding(), recording:
             result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._only_last)
             recording.step()
@@ -138,7 +137,10 @@ class _Decoder:
         if self._progress is not None:
             self._progress(self._runs)
         kind = ActivationCountAnalysis if self._metric == "activations" else FlopCountAnalysis
-        return [read_sample(kind.from_trace(trace, table=self._table), self._metric) for trace in recording.steps]
+        return [
+            read_sample(kind.from_trace(trace, table=self._table, warn=False), self._metric)
+            for trace in recording.steps
+        ]
 
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
         """Return the positions of each text's tokens, which generate hands over one by one, and not for all alike."""

@@ -33,7 +33,7 @@ from fvflops.features.kernels import chrome_trace as kernel_trace
 from fvflops.features.kernels import report as kernels
 from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
@@ -102,7 +102,7 @@ class KernelProfile:
         if not (model is None or callable(model)):
             raise TypeError(f"the model is a torch.nn.Module, a function or None, not {type(model).__name__}")
         self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
-        self._table = table if isinstance(table, FormulaTable) else load_table(table)
+        self._table = resolve_table(table)
         self._pricer = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
         self._reading = ModelIndex(self._model)

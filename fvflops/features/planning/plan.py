@@ -33,7 +33,7 @@ from fvflops.features.planning.derived_calls import (
 )
 from fvflops.features.planning.pipeline import Inputs, find_hidden, find_stages, receive, split_stage
 from fvflops.features.planning.sharding import find_sharding, shard
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 
 # A mesh's axes: stages of a pipeline, replicas (DistributedDataParallel, or together with fsdp hybrid sharding), fully
@@ -72,8 +72,7 @@ class RankPlan:
 
     def flops(self, table: str | FormulaTable = "default") -> FlopCountAnalysis:
         """Return the flops of the step in a convention, by module, operator and phase."""
-        analysis = FlopCountAnalysis.from_trace(self.trace, table=table)
-        return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        return FlopCountAnalysis.from_trace(self.trace, table=table, warn=False)
 
     def communication(self) -> Communication:
         """Return what the rank communicates in the step."""
@@ -141,7 +140,7 @@ def plan_rank(
                 execution="shapes",
                 device=device,
                 assume=assume,
-                stops_at=(load_table(table) if isinstance(table, str) else table).stops_at,
+                stops_at=resolve_table(table).stops_at,
             )
         trace, derived = _derive(trace, twin, device_mesh, mesh, pipe, microbatches)
     return RankPlan(

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs, check_repeatable
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
-from fvflops.analysis.text import describe_run
 from fvflops.capture.instrument.module_clock import clock_modules
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
@@ -28,6 +28,7 @@ from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
+from fvflops.views.analysed_run import describe_run
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 _COMPILED = "the model is compiled, and was run eagerly: these are not the times of compiled code"
@@ -40,14 +41,15 @@ class ProfileAnalysis(FlopCountAnalysis):
     mean over the middle third of these by their time, in ns and bytes. With a `schedule` it runs `steps` times instead,
     of which those are measured that the schedule makes active. With `loss`, a function of the result that returns a
     scalar, a run goes on through the backward pass. The model, its gradients and the inputs are left as they were.
-    `measure` is {"time"}, {"memory"} or both. `on_run` is called after each run with how many are done and how many
-    there will be. What modules take in the forward pass is clocked in as many runs more, in which no op is watched; the
-    times in `trace()` itself, which exports show, are those of the runs in which ops are, less what watching took. On
-    CUDA times are the device's: it is held for half a millisecond before each op and module call, so that it waits for
-    no launch while the clock runs, which makes such a run slower, and its times shorter than those of a model too small
-    to keep the device busy. Memory there is that of the allocator; on a CPU memory is that of the storages, and
-    `profile_kernels(profile_memory=True)` knows the allocator's. A compiled model is run eagerly, so that its times are
-    not those of compiled code: for these too there is `profile_kernels`.
+    `measure` is {"time"}, {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called
+    after each run with how many are done and how many there will be. What modules take in the forward pass is clocked
+    in as many runs more, in which no op is watched; the times in `trace()` itself, which exports show, are those of the
+    runs in which ops are, less what watching took. On CUDA times are the device's: it is held for half a millisecond
+    before each op and module call, so that it waits for no launch while the clock runs, which makes such a run slower,
+    and its times shorter than those of a model too small to keep the device busy. Memory there is that of the
+    allocator; on a CPU memory is that of the storages, and `profile_kernels(profile_memory=True)` knows the
+    allocator's. A compiled model is run eagerly, so that its times are not those of compiled code: for these too there
+    is `profile_kernels`.
 
     A run that raises ends the recording; `salvage()` then has what was measured before.
 
@@ -73,8 +75,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         measure: Collection[str] = ("time", "memory"),
         table: str | FormulaTable = "default",
         on_run: Callable[[int, int], Any] | None = None,
+        warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="real")
+        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="real", warn=warn)
         self._plan = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
         if schedule is None and steps is not None:
             raise ValueError("steps are the runs of a schedule: give one, or warmup and repeat")
@@ -143,7 +146,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _measure_lines(self, trace: Trace, device: str | Device | None) -> Profile:
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
         found = measure_rows(trace, self.counts(), self._cost_model(), bound)
-        return replace(found, about={**describe_run(self), "clocked": trace.about.get("clocked", "")})
+        return replace(found, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
         args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)

@@ -12,7 +12,7 @@ from fvflops.counting.traffic.traffic_rules import bytes_in
 from fvflops.features.roofline.model import Bounded, Load, Roofline
 from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
 from fvflops.features.utilisation.devices import Device, find_device, short_dtype
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
 
 
@@ -59,7 +59,7 @@ def roofline(
     if known.bandwidth is None:
         raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
     trace = recorded if isinstance(recorded, Trace) else recorded.trace()
-    chosen = table if isinstance(table, FormulaTable) else load_table(table)
+    chosen = resolve_table(table)
     trace, bytes_pricer = split_by_aliasing(trace)
     pricer = _WorkPricer(TableCostModel(chosen, "flops"), bytes_pricer, trace.modules)
     clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)

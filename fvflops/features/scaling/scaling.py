@@ -17,7 +17,7 @@ from fvflops.counting import TableCostModel
 from fvflops.features.scaling.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.features.scaling.model import Axis, CostExpression, ScalingError, Sizes, format_sizes
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Counts, Status
 
 METRICS = ("flops", "macs", "activations", "parameters")
@@ -77,7 +77,7 @@ def cost_of(
     if not axes:
         raise ScalingError("vary names no size: give it one, such as vary={'batch': (1, 64)}")
     source = _Source(model, inputs, kwargs, tuple(axis.name for axis in axes))
-    table = table if isinstance(table, FormulaTable) else load_table(table)
+    table = resolve_table(table)
 
     def count(sizes: Sizes) -> Sample:
         built, given, named = source.make(sizes)
@@ -259,7 +259,7 @@ def _count_parameters(model: Any) -> Sample:
 
 def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
     kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
-    return read_sample(kind(model, inputs, **options), metric)
+    return read_sample(kind(model, inputs, warn=False, **options), metric)
 
 
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
@@ -269,12 +269,11 @@ def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mappi
     kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
     stops_at = TableCostModel(options["table"], "activations" if metric == "activations" else "flops").stops_at
     trace = record_call(model, args, kwargs, loss=loss, stops_at=stops_at, **recorded)
-    return read_sample(kind.from_trace(trace, table=options["table"]), metric)
+    return read_sample(kind.from_trace(trace, table=options["table"], warn=False), metric)
 
 
 def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: str) -> Sample:
     """Return what an analysis counts, whole and in parts."""
-    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     counts = analysis.counts()
     if metric == "macs":
         counts = Counts(

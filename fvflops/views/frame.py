@@ -1,9 +1,11 @@
-"""The rows: what a CSV report and a data frame list, a heading for each column."""
+"""Rows of exact numbers below their headings, for a CSV report, a dict of columns and a pandas data frame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import importlib
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fvflops.trace import ModuleInfo, Summary
 from fvflops.views.summary_rows import (
@@ -13,6 +15,9 @@ from fvflops.views.summary_rows import (
     rank_operators,
     rank_operators_by_module,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 # None is a number that is not known.
 Cell = str | int | bool | None
@@ -58,6 +63,40 @@ def list_rows(
     return Table(
         ["module", "operator", *headings], [[summary.label(row.module), row.operator, *row.counts] for row in ranked]
     )
+
+
+def make_columns(table: Table) -> dict[str, list[Cell]]:
+    """Return heading → the cells of its column.
+
+    >>> make_columns(Table(["op", "flops"], [["mm", 24], ["relu", 8]]))
+    {'op': ['mm', 'relu'], 'flops': [24, 8]}
+    """
+    return {heading: [row[place] for row in table.rows] for place, heading in enumerate(table.headings)}
+
+
+def make_frame(table: Table, about: Mapping[str, str]) -> pandas.DataFrame:
+    """Return the columns as a data frame with `about` in its `attrs`; without pandas it raises ImportError."""
+    pandas = import_pandas()
+    # pandas would make floats of a column in which a number is not known.
+    columns = {
+        heading: pandas.Series(cells, dtype="object" if None in cells else None)
+        for heading, cells in make_columns(table).items()
+    }
+    frame: Any = pandas.DataFrame(columns)
+    frame.attrs.update(about)
+    return frame
+
+
+def import_pandas() -> ModuleType:
+    """Return the module; where it is not installed, an ImportError says what to do."""
+    try:
+        return importlib.import_module("pandas")
+    except ModuleNotFoundError as error:
+        if error.name != "pandas":
+            raise  # it is there, and lacks something of its own
+        raise ImportError(
+            "pandas is not installed: pip install pandas (the extra `pandas`), or take to_dict(), which needs none"
+        ) from None
 
 
 def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:

@@ -1,25 +1,15 @@
-"""The calls of an analysis: which of them are wanted, and as rows."""
+"""The op calls of one phase, less those of ops to ignore."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.formulas import FormulaTable
 from fvflops.trace import PHASES, check_phase
 from fvflops.trace.calls import OpCall
 from fvflops.trace.signature import packet_of
-
-if TYPE_CHECKING:
-    from fvflops.views.frame_rows import Table
-
-# View → what a row is.
-VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
-# View → the method of an analysis of flops that lists it.
-_METHODS: Mapping[str, str] = {"op": "op_calls", "call": "module_calls", "line": "line_counts"}
 
 
 def select_calls(
@@ -36,24 +26,6 @@ def select_calls(
     names = {_full_name(name, table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
     kept = tuple(call for call in calls if not names.intersection((call.op, call.target)))
     return kept, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
-
-
-def list_call_rows(analysis: ModelAnalysis, by: str, depth: int | None = None) -> Table:
-    """Return a row for each call of an op, by "op", of a module, by "call", or each line of source, by "line".
-
-    The analysis is one of flops. `depth` is how many calls around a module's are listed at most, any number if None; by
-    op and by line it is ignored.
-    """
-    from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
-
-    ask = getattr(analysis, _METHODS[by], None)
-    if ask is None:
-        raise ValueError(f"by={by!r}, {VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
-    if by == "op":
-        return list_op_rows(ask())
-    if by == "line":
-        return list_line_rows(ask())
-    return list_module_rows([call for call in ask() if depth is None or call.depth <= depth])
 
 
 def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:

@@ -1,0 +1,46 @@
+"""What views are made from: an analysed run as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fvflops.formulas import FormulaTable
+from fvflops.formulas.torch_registry import is_halved
+from fvflops.trace import Counts, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysedRun:
+    """A Trace, its counts, and what they were counted by.
+
+    `table` is None where no table was used. `handled` names the ops that a program's own handles count. `ancestors`
+    says to which modules an op belongs: "owner" or "caller", as in Counts.
+    """
+
+    trace: Trace
+    counts: Counts
+    table: FormulaTable | None = None
+    handled: frozenset[str] = frozenset()
+    ancestors: str = "owner"
+
+
+def describe_run(run: AnalysedRun) -> dict[str, str]:
+    """Return what a report says of a run: what its Trace says, the model's class, and the table."""
+    about = dict(run.trace.about)
+    about["model"] = run.trace.modules.root.class_name
+    if run.table is not None:
+        about |= {"table": run.table.name, "multiply_add": str(run.table.multiply_add)}
+        about["description"] = run.table.description
+        about |= _describe_registered(run, run.table)
+    return about
+
+
+def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:
+    """Return by which ops a program's own formulas count, read as multiply-adds ("halved") or as flops."""
+    ops: dict[str, dict[str, None]] = {}
+    for signature in run.trace.signatures if table.registered_formulas else ():
+        if table.row(signature.op) is None and not {signature.op, signature.packet} & run.handled:
+            halved = is_halved(signature)
+            if halved is not None:
+                ops.setdefault("registered_halved" if halved else "registered", {})[signature.packet] = None
+    return {key: ", ".join(names) for key, names in ops.items()}

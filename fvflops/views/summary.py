@@ -1,0 +1,71 @@
+"""The summary that every report is made from, of one analysed run or of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fvflops import __version__
+from fvflops.counting import TableCostModel, count
+from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.trace import PHASES, Summary, Trace
+from fvflops.views.analysed_run import AnalysedRun, describe_run
+
+
+def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
+    """Return the summary of analysed runs, by heading; all that is no count is that of the first.
+
+    Where more than a forward pass was recorded, each phase has a column.
+    """
+    first = next(iter(runs.values()))
+    by_both = {heading: run.counts.by_module_and_operator(run.ancestors) for heading, run in runs.items()}
+    columns = {"parameters": dict(first.trace.modules.count_parameters())}
+    for heading, modules in by_both.items():
+        columns[heading] = {name: sum(labels.values()) for name, labels in modules.items()}
+    columns |= _by_phase(first)
+    return Summary(
+        modules=first.trace.modules,
+        columns=columns,
+        operators={heading: dict(modules[""]) for heading, modules in by_both.items()},
+        by_both={
+            heading: {name: dict(labels) for name, labels in modules.items()} for heading, modules in by_both.items()
+        },
+        uncalled={heading: frozenset(find_uncalled(run.trace, run.ancestors)) for heading, run in runs.items()},
+        ledger={status.value: dict(calls) for status, calls in first.counts.ledger().items()},
+        unknown_elements=dict(first.counts.unknown_elements()),
+        unknown_places=find_unsupported_places(first.trace, first.counts),
+        about={"fvflops": __version__, **describe_run(first)},
+    )
+
+
+def with_activations(run: AnalysedRun) -> dict[str, AnalysedRun]:
+    """Return a run by its metric, and beside flops of a table the activations."""
+    runs = {run.counts.metric: run}
+    if "flops" in runs and run.table is not None:
+        activations = count(run.trace, TableCostModel(run.table, "activations"), "activations")
+        runs["activations"] = replace(run, counts=activations)
+    return runs
+
+
+def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
+    """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
+    scopes = trace.scopes()
+    active = [scopes[stack] for stack in trace.active]
+    seen = set().union(*active)
+    if ancestors == "owner":
+        owners: set[str] = set()
+        for name in {scope[-1] if scope else "" for scope in active}:
+            while name not in owners:
+                owners.add(name)
+                name = name.rpartition(".")[0]
+        seen |= owners
+    return {place.name for place in trace.modules.modules()} - seen
+
+
+def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:
+    phases = {phase for *_, phase in run.trace.calls}
+    if phases <= {"forward"}:
+        return {}
+    by_module = run.counts.by_module_and_phase(run.ancestors)
+    present = [phase for phase in PHASES if phase in phases]
+    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}
