@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
+from fvflops.text import nearest
 from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 
 
@@ -83,8 +83,7 @@ class ModuleTree:
             raise TypeError(f"a module is named by a string such as 'layer1.0', not by {name!r}")
         if name in self.places:
             return self.places[name].canonical
-        near = get_close_matches(name, self.places, n=1, cutoff=0.0)
-        raise KeyError(f"no module is named {name!r}; the nearest is {near[0] if near else ''!r}")
+        raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.places, cutoff=0)!r}")
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
-from fvflops.formulas.quotation import shorten
 from fvflops.reports.names import escape_markdown, printable
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.reports.text.text_table import text_table
+from fvflops.text import truncate
 from fvflops.units import format_quantity, format_short, format_thousands
 
 _SHOWN = 5  # modules or operators that grew
@@ -50,11 +50,11 @@ def render_markdown(verdict: BudgetReport) -> str:
 
 
 def _plain(name: str) -> str:
-    return printable(shorten(name, _LONGEST))
+    return printable(truncate(name, _LONGEST))
 
 
 def _marked(name: str) -> str:
-    return escape_markdown(shorten(name, _LONGEST))
+    return escape_markdown(truncate(name, _LONGEST))
 
 
 def _head(verdict: BudgetReport, escape: Callable[[str], str]) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fvflops.features.diff.model import MEASURES, Change, Figures, ModelDifference, ModuleChange, OperatorChange
-from fvflops.formulas.quotation import shorten
 from fvflops.reports.names import escape_markdown, printable
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.reports.text.text_table import text_table
+from fvflops.text import truncate
 from fvflops.units import format_quantity, format_ratio, format_short, format_thousands
 
 SCHEMA = 1
@@ -102,11 +102,11 @@ def _check(measure: str) -> None:
 
 
 def _plain(name: str) -> str:
-    return printable(shorten(name, _LONGEST))
+    return printable(truncate(name, _LONGEST))
 
 
 def _marked(name: str) -> str:
-    return escape_markdown(shorten(name, _LONGEST))
+    return escape_markdown(truncate(name, _LONGEST))
 
 
 def _write_heads(difference: ModelDifference, escape: Escape) -> list[str]:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fvflops.features.memory.workspaces import unseen_kernels, workspace_of
+from fvflops.text import require_int
 from fvflops.trace import Event, Trace, TraceError
 
 # What memory is used for. An activation is made in a forward pass, or in its recompute, and alive when the next
@@ -154,8 +155,7 @@ def read_memory(
     if device not in devices and devices:
         raise ValueError(f"nothing of this run is on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
-    if isinstance(unit, bool) or not isinstance(unit, int) or unit < 1:
-        raise ValueError(f"granularity is a number of bytes from 1 on, not {granularity!r}")
+    require_int("granularity in bytes", unit, least=1)
     blocks = _Lives(trace, device, unit).blocks(later_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
