@@ -24,6 +24,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports.names import printable_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
+from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.signature import packet_of
 
 if TYPE_CHECKING:
@@ -148,12 +149,8 @@ class ModelAnalysis:
         active = [scopes[stack] for stack in trace.active]
         seen = set().union(*active)
         if self._ancestors == "owner":
-            owners: set[str] = set()
-            for name in {scope[-1] if scope else "" for scope in active}:
-                while name not in owners:
-                    owners.add(name)
-                    name = name.rpartition(".")[0]
-            seen |= owners
+            owners = set(map(innermost, active))
+            seen |= owners.union(*map(modules_above, owners))
         return {place.name for place in trace.modules.modules()} - seen
 
     def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:

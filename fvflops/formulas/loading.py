@@ -139,12 +139,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
         if hint and isinstance(error.__cause__, OSError):
             raise TableError(f"{error}{hint}") from None
         raise
-    fields = document.fields("a table")
-    for key, field in fields.items():
-        if key not in _KEYS:
-            hint = suggest(key, _KEYS) or f": a table has {', '.join(_KEYS)}"
-            raise field.error(f"unknown key {truncate(key)!r}{hint}")
-    return fields
+    return document.fields("a table", _KEYS)
 
 
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from fvflops import paths
-from fvflops.text import truncate
+from fvflops.text import suggest, truncate
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 8
@@ -65,10 +65,14 @@ class Node:
             raise self.error(f"{what} is {self.form}, not a list such as {such_as}")
         return self.value
 
-    def fields(self, what: str) -> dict[str, Node]:
-        """Return the value where it is a mapping."""
+    def fields(self, what: str, known: Sequence[str] | None = None) -> dict[str, Node]:
+        """Return the value where it is a mapping; with `known`, any other key raises TableError naming the nearest."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} is {self.form}, not a mapping of keys to values")
+        for key, value in self.value.items():
+            if known is not None and key not in known:
+                hint = suggest(key, known) or f": {what} has {', '.join(known)}"
+                raise value.error(f"unknown key {truncate(key)!r}{hint}")
         return self.value
 
     @property

@@ -143,6 +143,25 @@ class ModuleTree:
         )
 
 
+def modules_above(name: str) -> list[str]:
+    """Return the names above a dotted name, the root's first.
+
+    >>> modules_above("layer.0.weight"), modules_above("fc"), modules_above("")
+    (['', 'layer', 'layer.0'], [''], [])
+    """
+    parts = name.split(".") if name else []
+    return [".".join(parts[:length]) for length in range(len(parts))]
+
+
+def innermost(scope: tuple[str, ...]) -> str:
+    """Return the innermost module of a scope, which are the names of the modules that a call ran under, root first.
+
+    >>> innermost(("", "layer", "layer.0")), innermost(())
+    ('layer.0', '')
+    """
+    return scope[-1] if scope else ""
+
+
 def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
     """Return name → the sum of a measure of tensors, for each of these and for all modules above it, "" the model.
 
@@ -152,10 +171,9 @@ def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], 
     """
     sums: defaultdict[str, Any] = defaultdict(int)
     for tensor in tensors:
-        parts = tensor.name.split(".")
         amount = measure(tensor)
-        for length in range(len(parts) + 1):
-            sums[".".join(parts[:length])] += amount
+        for name in (*modules_above(tensor.name), tensor.name):
+            sums[name] += amount
     return sums
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
@@ -77,7 +77,8 @@ def make_limit(figure: str, said: object, tolerance: Fraction = Fraction(0)) -> 
     Limit(figure='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
     """
     if figure not in LIMITED:
-        raise ValueError(f"unknown figure {truncate(figure)!r}{_hint(figure, LIMITED)}")
+        hint = suggest(figure, LIMITED) or f": there are {', '.join(LIMITED)}"
+        raise ValueError(f"unknown figure {truncate(figure)!r}{hint}")
     exact = False
     if isinstance(said, Mapping):
         unknown = said.keys() - set(_LIMIT_KEYS)
@@ -119,7 +120,7 @@ def update_text(
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
-    fields = _fields(document, "a budget file", _FILE_KEYS)
+    fields = document.fields("a budget file", _FILE_KEYS)
     if "models" not in fields:
         raise document.error("there are no models: write models, and under it a name with flops: 1.2G")
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
@@ -129,7 +130,7 @@ def _read_budgets(document: Node) -> dict[str, Budget]:
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
-    fields = _fields(node, f"the budget of {truncate(name)}", _MODEL_KEYS)
+    fields = node.fields(f"the budget of {truncate(name)}", _MODEL_KEYS)
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
     if "table" in fields:
@@ -149,25 +150,13 @@ def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) 
 def _read_limit(figure: str, node: Node, tolerance: Fraction) -> Limit:
     if isinstance(node.value, str):
         return Limit(figure, _read(node, figure, parse_size), False, tolerance)
-    fields = _fields(node, figure, _LIMIT_KEYS)
+    fields = node.fields(figure, _LIMIT_KEYS)
     if ("max" in fields) == ("exact" in fields):
         raise node.error(f"{figure} is either max or exact: write {figure}: {{max: 1.2G}}")
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], f"tolerance of {figure}", parse_share)
     key = "exact" if "exact" in fields else "max"
     return Limit(figure, _read(fields[key], f"{key} of {figure}", parse_size), key == "exact", tolerance)
-
-
-def _fields(node: Node, what: str, keys: Sequence[str]) -> dict[str, Node]:
-    fields = node.fields(what)
-    for key, value in fields.items():
-        if key not in keys:
-            raise value.error(f"unknown key {truncate(key)!r}{_hint(key, keys)}")
-    return fields
-
-
-def _hint(key: str, keys: Sequence[str]) -> str:
-    return suggest(key, keys) or f": there are {', '.join(keys)}"
 
 
 def _read(node: Node, what: str, parse: Callable[[str], Returned]) -> Returned:

@@ -163,7 +163,7 @@ def _load_shipped() -> tuple[Device, ...]:
 
 def _load(file: str) -> tuple[Device, ...]:
     document = read_document(file)
-    fields = _fields(document, "a file of devices", ("description", "devices"))
+    fields = document.fields("a file of devices", ("description", "devices"))
     if "description" in fields:
         fields["description"].text("description")
     entries = fields["devices"].fields("devices") if "devices" in fields else {}
@@ -179,7 +179,7 @@ def _load(file: str) -> tuple[Device, ...]:
 
 
 def _read_device(name: str, node: Node) -> Device:
-    fields = _fields(node, "a device", _KEYS)
+    fields = node.fields("a device", _KEYS)
     if "source" not in fields:
         raise node.error(f"{name} has no source: name the document that its figures are from")
     values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
@@ -193,15 +193,6 @@ def _read_device(name: str, node: Node) -> Device:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
     return _blame(node, partial(Device, name, **values))
-
-
-def _fields(node: Node, what: str, keys: tuple[str, ...]) -> dict[str, Node]:
-    fields = node.fields(what)
-    for key, value in fields.items():
-        if key not in keys:
-            hint = suggest(key, keys) or f": {what} has {', '.join(keys)}"
-            raise value.error(f"unknown key {truncate(key)!r}{hint}")
-    return fields
 
 
 def _read_peaks(node: Node, what: str) -> dict[str, int]:
