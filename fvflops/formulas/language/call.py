@@ -85,7 +85,11 @@ class Call:
         return self.tensor(name).shape
 
     def integer(self, name: str) -> int:
-        """Return an argument that is a whole number by the op's schema."""
+        """Return an argument that is a whole number by the op's schema.
+
+        >>> Call("aten::softmax.int", {"dim": 1}, ()).integer("dim")
+        1
+        """
         return int(self.arguments[name])  # type: ignore[arg-type]
 
 
