@@ -79,11 +79,11 @@ def test_the_first_wait_is_skipped_as_the_profiler_skips_it(skip_first_wait):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"active": 0}, "active is a number of 1 or more, not 0"),
-        ({"active": 1, "wait": -1}, "wait is a number of 0 or more, not -1"),
-        ({"active": 1, "repeat": 1.5}, "repeat is a number of 0 or more, not 1.5"),
-        ({"active": True}, "active is a number of 1 or more, not True"),
-        ({"active": 1, "skip_first_wait": -2}, "skip_first_wait is a number of 0 or more, not -2"),
+        ({"active": 0}, "active is a whole number from 1 on, not 0"),
+        ({"active": 1, "wait": -1}, "wait is a whole number from 0 on, not -1"),
+        ({"active": 1, "repeat": 1.5}, "repeat is a whole number from 0 on, not 1.5"),
+        ({"active": True}, "active is a whole number from 1 on, not True"),
+        ({"active": 1, "skip_first_wait": -2}, "skip_first_wait is a whole number from 0 on, not -2"),
     ],
 )
 def test_a_number_that_makes_no_schedule_is_named(numbers, message):

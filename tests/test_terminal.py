@@ -28,7 +28,7 @@ from fvflops.reports import REPORTS, markdown
 from fvflops.reports.fvcore import table
 from fvflops.reports.terminal import terminal
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.text.display_width import truncate, wrap
+from fvflops.reports.text.display_width import truncate_middle, wrap
 from tests.test_report_files import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -132,7 +132,7 @@ def test_colours_tell_what_is_missing_and_nothing_else_is_red():
 
 
 def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
-    assert [truncate("层层层层e\u0301", width) for width in (9, 8, 5, 2, 1)] == [
+    assert [truncate_middle("层层层层e\u0301", width) for width in (9, 8, 5, 2, 1)] == [
         "层层层层e\u0301",
         "层层…层e\u0301",
         "层…e\u0301",

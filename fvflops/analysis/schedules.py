@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fvflops.text import require_int
+
 # What is to be done with a step, by number: "none", "warmup", "record", or "record_and_save", the last of a cycle.
 Schedule = Callable[[int], Any]
 # What is said of the steps that are recorded.
@@ -28,10 +30,7 @@ def schedule(
     numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
     numbers |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < (name == "active"):
-            raise ValueError(
-                f"{name} is a number of {'1 or more' if name == 'active' else '0 or more'}, not {number!r}"
-            )
+        require_int(name, number, least=1 if name == "active" else 0)
     cycle = wait + warmup + active
 
     def act(step: int) -> str:

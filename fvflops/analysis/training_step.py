@@ -15,6 +15,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.formulas import FormulaTable
+from fvflops.text import require_int
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -60,8 +61,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         super().__init__(
             model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume, warn=warn
         )
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches is a whole number from 1 on, not {micro_batches!r}")
+        require_int("micro_batches", micro_batches, least=1)
         makers: list[Any] = [optimizer]
         if optimizer is None or isinstance(optimizer, (list, tuple)):
             makers = list(optimizer or ())

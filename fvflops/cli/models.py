@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from torch import nn
 
 from fvflops import paths
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
+from fvflops.text import nearest
 
 _MAX_CONFIG = 1 << 20
 
@@ -226,8 +226,8 @@ def _import(name: str) -> ModuleType:
 
 
 def _unknown(source: str, name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, n=1)
-    return f"{source} has no {name!r}" + (f": the nearest is {near[0]!r}" if near else "")
+    near = nearest(name, names)
+    return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
 
 
 def _home_of(model: nn.Module) -> torch.device:

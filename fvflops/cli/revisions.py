@@ -12,11 +12,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 
 from fvflops.cli.git_objects import GitError, list_files, run_git, write_files
 from fvflops.cli.subprocess_recording import record_in_subprocess
+from fvflops.text import nearest
 from fvflops.trace import Trace
 
 
@@ -53,8 +53,8 @@ def find_revision(text: str) -> Revision | None:
     for candidate in (here.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
         if candidate in files:
             return Revision(text, repository, commit, candidate, factory)
-    near = get_close_matches(here, files, n=1)
-    hint = f": the nearest is {near[0]!r}" if near else ""
+    near = nearest(here, files)
+    hint = f": the nearest is {near!r}" if near else ""
     raise ValueError(f"{text}: the revision {revision} has no file {path!r}{hint}")
 
 

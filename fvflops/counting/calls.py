@@ -11,6 +11,7 @@ from fvflops.counting.timeline import build_timeline
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.trace import Event, Trace
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Callee, Span
 
@@ -60,7 +61,7 @@ def list_op_calls(trace: Trace, pricer: CostModel, activations: CostModel | None
                 f"{name}_{seen[op]}" if seen[op] else name,
                 op,
                 target,
-                scope[-1] if scope else "",
+                innermost(scope),
                 span.phase,
                 item.inputs,
                 item.outputs,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fvflops.trace import Trace, TraceError
+from fvflops.trace.module_tree import innermost, modules_above
 
 # Phases whose ops run inside no call of the module that they belong to.
 BY_OWNER = ("backward", "optimizer")
@@ -78,7 +79,7 @@ def sum_times(trace: Trace) -> Times:
 
 
 def _add_to_owner(timings: dict[str, Timing], scope: tuple[str, ...], duration: int) -> None:
-    parts = scope[-1].split(".") if scope and scope[-1] else []
-    for length in range(len(parts)):
-        timings[".".join(parts[:length])] += Timing(0, duration, 0)
-    timings[".".join(parts)] += Timing(1, duration, duration)
+    owner = innermost(scope)
+    for name in modules_above(owner):
+        timings[name] += Timing(0, duration, 0)
+    timings[owner] += Timing(1, duration, duration)

@@ -7,17 +7,16 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache, partial
 
 from fvflops import paths
 from fvflops.formulas.language.functions import FUNCTIONS
-from fvflops.formulas.quotation import shorten
 from fvflops.formulas.rows import KEYS, MODULE_KEYS, Row, default_label, read_flag, read_row
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.validation import check_module, check_op
 from fvflops.formulas.yaml_document import Node, TableError, read_document
 from fvflops.garbage_collector import gc_paused
+from fvflops.text import suggest, truncate
 from fvflops.trace.signature import packet_of
 
 _KEYS = (
@@ -145,17 +144,11 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
     try:
         document = read_document(path, file)
     except TableError as error:
-        near = get_close_matches(file, shipped_tables(), n=1)
-        if near and isinstance(error.__cause__, OSError):
-            raise TableError(f"{error}; did you mean {near[0]!r}?") from None
+        hint = suggest(file, shipped_tables(), lead="; ")
+        if hint and isinstance(error.__cause__, OSError):
+            raise TableError(f"{error}{hint}") from None
         raise
-    fields = document.fields("a table")
-    for key, field in fields.items():
-        if key not in _KEYS:
-            near = get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"a table has {', '.join(_KEYS)}"
-            raise field.error(f"unknown key {shorten(key)!r}: {hint}")
-    return fields
+    return document.fields("a table", _KEYS)
 
 
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
@@ -166,9 +159,8 @@ def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
         raise node.error(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
     base = _locate(name, path)
     if not paths.exists(base):
-        near = get_close_matches(name, shipped_tables(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"shipped tables are {', '.join(shipped_tables())}"
-        raise node.error(f"extends: there is no table {shorten(base, 300)!r}: {hint}")
+        hint = suggest(name, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
+        raise node.error(f"extends: there is no table {truncate(base, 300)!r}{hint}")
     if any(_same_file(base, other) for other in chain):
         raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
     return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
@@ -230,10 +222,10 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     constants = {}
     for name, node in fields["constants"].fields("constants").items() if "constants" in fields else ():
         if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS or name in ("out", "outputs"):
-            raise node.error(f"the constant {shorten(name)!r} cannot be used in an expression: take another name")
+            raise node.error(f"the constant {truncate(name)!r} cannot be used in an expression: take another name")
         text = node.text(f"the constant {name}")
         if not text.isdecimal() or not text.isascii() or len(text) > 9:
-            raise node.error(f"the constant {name} is {shorten(text)!r}: write a whole number")
+            raise node.error(f"the constant {name} is {truncate(text)!r}: write a whole number")
         constants[name] = int(text)
     return constants
 
@@ -247,7 +239,7 @@ def _read_count(node: Node) -> int:
     text = node.text("multiply_add")
     if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
         raise node.error(
-            f"multiply_add is {shorten(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
+            f"multiply_add is {truncate(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
         )
     return int(text)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.attention import (
@@ -54,7 +53,7 @@ from fvflops.formulas.functions.peers.torchinfo import count_torchinfo_layer
 from fvflops.formulas.functions.rnn import count_recurrence, count_recurrence_backward
 from fvflops.formulas.functions.state_space import count_mamba_inner, count_mamba_split_scan
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.quotation import shorten
+from fvflops.text import suggest, truncate
 
 # What a formula returns: a Cost, or a whole number of flops.
 Formula = Callable[[Call], Cost | int]
@@ -134,7 +133,6 @@ def find_formula(name: str) -> Formula:
     for registry in (FORMULAS, _REGISTERED):
         if name in registry:
             return registry[name]
-    near = get_close_matches(name, [*FORMULAS, *_REGISTERED], n=1)
-    known = shorten(", ".join([*FORMULAS, *_REGISTERED]), 500)
-    hint = f": did you mean {near[0]}?" if near else f": there are {known}"
-    raise KeyError(f"unknown formula {shorten(name)}{hint}")
+    known = [*FORMULAS, *_REGISTERED]
+    hint = suggest(name, known, quote=False) or f": there are {truncate(', '.join(known), 500)}"
+    raise KeyError(f"unknown formula {truncate(name)}{hint}")

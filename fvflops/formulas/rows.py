@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from fvflops import paths
 from fvflops.formulas import registry
@@ -12,8 +11,8 @@ from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
 from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
-from fvflops.formulas.quotation import shorten
 from fvflops.formulas.yaml_document import Node, make_error
+from fvflops.text import suggest, truncate
 from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("free", "omitted", "decompose")
@@ -106,7 +105,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     fields = node.fields(name)
     for key, field in fields.items():
         if key not in keys:
-            raise field.error(f"{name}: unknown key {shorten(key)!r}{_near_key(key, keys)}")
+            raise field.error(f"{name}: unknown key {truncate(key)!r}{_near_key(key, keys)}")
     if "label" in fields:
         _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
@@ -135,7 +134,7 @@ def read_flag(node: Node, what: str) -> bool:
     """Return what a node says, true or false; anything else raises TableError."""
     text = node.text(what)
     if text not in _FLAGS:
-        raise node.error(f"{what} is {shorten(text)!r}: write true or false")
+        raise node.error(f"{what} is {truncate(text)!r}: write true or false")
     return _FLAGS[text]
 
 
@@ -207,15 +206,13 @@ def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:
 
 
 def _near(node: Node) -> str:
-    near = get_close_matches(str(node.value), SHORT_FORMS, n=1)
-    return f": did you mean {near[0]}?" if near else ""
+    return suggest(str(node.value), SHORT_FORMS, quote=False)
 
 
 def _near_key(key: str, keys: tuple[str, ...]) -> str:
     if not key.isidentifier():
         return ": put a text that holds a comma or a colon in quotes"
-    near = get_close_matches(key, keys, n=1)
-    return f": did you mean {near[0]!r}?" if near else f": a row has {', '.join(keys)}"
+    return suggest(key, keys) or f": a row has {', '.join(keys)}"
 
 
 def _show(value: Value) -> str:

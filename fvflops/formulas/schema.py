@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 
 from fvflops.formulas.language.call import operands_of
+from fvflops.text import nearest
 from fvflops.trace.signature import packet_of
 
 # Namespaces whose ops torch defines on import: an op that is not there now never will be.
@@ -46,7 +46,7 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
         if op in (packet, name):
             text = str(schema)
             arguments = tuple(argument.name for argument in schema.arguments)
-            found.append(Overload(name, arguments, operands_of(text), text, _is_composite(name)))
+            found.append(Overload(name, arguments, operands_of(text), text, is_composite(name)))
     return tuple(found)
 
 
@@ -62,8 +62,8 @@ def suggest_op(op: str) -> str:
     if packet_of(op) in siblings and op.endswith(".default"):  # so torch prints the overload that has no name
         return packet_of(op)
     if siblings:
-        return _first(op, siblings)
-    return _first(op, _every_op())
+        return nearest(op, siblings, cutoff=0)
+    return nearest(op, _every_op(), cutoff=0)
 
 
 def suggest_namespace(op: str) -> str:
@@ -83,7 +83,7 @@ def _nearest_namespace(namespace: str) -> str:
     known = _namespaces()
     if namespace in known:
         return ""
-    return "".join(get_close_matches(namespace.lower(), sorted(known), n=1, cutoff=0.85))
+    return nearest(namespace.lower(), sorted(known), cutoff=0.85)
 
 
 def _namespaces() -> set[str]:
@@ -99,15 +99,15 @@ def _every_op() -> Sequence[str]:
     return sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
 
 
-def _first(word: str, words: Sequence[str]) -> str:
-    near = get_close_matches(word, words, n=1, cutoff=0.0)
-    return near[0] if near else ""
+def is_composite(name: str) -> bool:
+    """Return whether an op is made of others, by a kernel that suits every device and autograd.
 
-
-def _is_composite(name: str) -> bool:
+    >>> is_composite("aten::linear"), is_composite("aten::addmm"), is_composite("aten::no_such_op")
+    (True, False, False)
+    """
     import torch
 
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
-    except RuntimeError:  # a schema of TorchScript's, which has no dispatcher entry
+    except RuntimeError:  # an op that this torch lacks, or one of TorchScript's, which has no dispatcher entry
         return False

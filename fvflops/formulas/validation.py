@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from fvflops.formulas import registry
 from fvflops.formulas.functions.classes import may_exist, suggest_class
@@ -14,6 +13,7 @@ from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.rows import Row
 from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, overloads_of, suggest_namespace, suggest_op
 from fvflops.formulas.yaml_document import Node, TableError
+from fvflops.text import suggest
 from fvflops.trace.signature import packet_of
 
 _OP = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
@@ -140,5 +140,4 @@ def _arguments(overloads: tuple[Overload, ...]) -> dict[str, None]:
 
 
 def _near(name: str, names: Mapping[str, None]) -> str:
-    near = get_close_matches(name, names, n=1)
-    return f": did you mean {near[0]}?" if near else f": there are {', '.join(names)}"
+    return suggest(name, names, quote=False) or f": there are {', '.join(names)}"

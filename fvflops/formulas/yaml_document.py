@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from fvflops import paths
-from fvflops.formulas.quotation import shorten
+from fvflops.text import suggest, truncate
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 8
@@ -56,7 +56,7 @@ class Node:
         """Return the value where it is a text of at most 200 characters, as the name of an op or a key is."""
         text = self.text(what)
         if len(text) > MAX_NAME:
-            raise self.error(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {shorten(text)!r}")
+            raise self.error(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {truncate(text)!r}")
         return text
 
     def items(self, what: str, such_as: str = "[aten::view, aten::t]") -> list[Node]:
@@ -65,17 +65,21 @@ class Node:
             raise self.error(f"{what} is {self.form}, not a list such as {such_as}")
         return self.value
 
-    def fields(self, what: str) -> dict[str, Node]:
-        """Return the value where it is a mapping."""
+    def fields(self, what: str, known: Sequence[str] | None = None) -> dict[str, Node]:
+        """Return the value where it is a mapping; with `known`, any other key raises TableError naming the nearest."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} is {self.form}, not a mapping of keys to values")
+        for key, value in self.value.items():
+            if known is not None and key not in known:
+                hint = suggest(key, known) or f": {what} has {', '.join(known)}"
+                raise value.error(f"unknown key {truncate(key)!r}{hint}")
         return self.value
 
     @property
     def form(self) -> str:
         """What kind of value this is, in words."""
         if isinstance(self.value, str):
-            return f"the text {shorten(self.value)!r}" if self.value else "empty"
+            return f"the text {truncate(self.value)!r}" if self.value else "empty"
         return "a list" if isinstance(self.value, list) else "a mapping"
 
     def error(self, text: str) -> TableError:
@@ -131,11 +135,11 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
     if event.anchor is not None:  # an alias has one too
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
         raise make_error(
-            file, here, f"{sign}{shorten(event.anchor)}: a table has no anchors and aliases; write the value out"
+            file, here, f"{sign}{truncate(event.anchor)}: a table has no anchors and aliases; write the value out"
         )
     if event.tag is not None:
         raise make_error(
-            file, here, f"the tag {shorten(event.tag)} is refused: a table is plain texts, lists and mappings"
+            file, here, f"the tag {truncate(event.tag)} is refused: a table is plain texts, lists and mappings"
         )
     line = line or here
     if isinstance(event, yaml.ScalarEvent):

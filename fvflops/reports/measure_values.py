@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_seconds, format_short
 from fvflops.views.breakdown import Cell, Measure
 
@@ -17,9 +18,8 @@ def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
     """
     sums: Counter[str] = Counter()
     for cell, value in values.items():
-        parts = cell.module.split(".") if cell.module else []
-        for length in range(len(parts) + 1):
-            sums[".".join(parts[:length])] += value
+        for name in (*modules_above(cell.module), cell.module):
+            sums[name] += value
     return sums
 
 

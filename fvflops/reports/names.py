@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-from fvflops.text import printable, printable_short
+from fvflops.text import printable, printable_short, truncate
+
+_LONGEST = 120  # characters of a name in a sentence
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for mark in "\\`*[]~|$"}}
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
@@ -50,6 +52,24 @@ def escape_markdown(name: str) -> str:
     return _OUTER_BLANKS.sub(lambda found: "&#32;" * len(found.group()), text)
 
 
+def plain_name(name: str) -> str:
+    """Return a name as a sentence of a text has it, cut to 120 characters.
+
+    >>> plain_name("layer_1\\n"), len(plain_name("x" * 10_000))
+    ('layer_1\\\\n', 121)
+    """
+    return printable(truncate(name, _LONGEST))
+
+
+def markdown_name(name: str) -> str:
+    """Return a name as a sentence of GitHub's Markdown has it, cut to 120 characters.
+
+    >>> markdown_name("a|b"), len(markdown_name("x" * 10_000))
+    ('a\\\\|b', 121)
+    """
+    return escape_markdown(truncate(name, _LONGEST))
+
+
 def escape_latex(name: str) -> str:
     r"""Return a name so that it reads as itself in LaTeX's text and tables; letters of all scripts stay as they are.
 
@@ -72,4 +92,12 @@ def neutralise_formula(name: str) -> str:
     return name
 
 
-__all__ = ["escape_latex", "escape_markdown", "neutralise_formula", "printable", "printable_short"]
+__all__ = [
+    "escape_latex",
+    "escape_markdown",
+    "markdown_name",
+    "neutralise_formula",
+    "plain_name",
+    "printable",
+    "printable_short",
+]

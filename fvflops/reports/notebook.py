@@ -8,6 +8,7 @@ from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.trace.notebook import write_notebook_table
 from fvflops.units import format_percent, format_quantity
 from fvflops.views.breakdown import Breakdown
+from fvflops.views.summary_rows import depth_of
 
 _DEPTH = 2
 _ROWS = 20
@@ -24,7 +25,7 @@ def render(breakdown: Breakdown) -> str:
     """
     totals = {key: sum_measures(measure.values) for key, measure in breakdown.measures.items()}
     first = next(iter(totals.values()), Counter())
-    modules = [place for place in breakdown.modules.modules() if _depth(place.name) <= _DEPTH]
+    modules = [place for place in breakdown.modules.modules() if depth_of(place.name) <= _DEPTH]
     shown = sorted(modules, key=lambda place: -first[place.name])[:_ROWS]
     kept = {place.name for place in shown}
     rows = [
@@ -53,7 +54,3 @@ def _write_note(breakdown: Breakdown, rows: int) -> str:
     if rows < modules:
         parts.append(f"{rows} of {format_quantity(modules, 'module')}")
     return " · ".join([*parts, "to_html(path) writes the whole report"])
-
-
-def _depth(name: str) -> int:
-    return name.count(".") + 1 if name else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 
 
 class Status(str, Enum):
@@ -71,11 +71,10 @@ class Counts:
         if ancestors == "caller":
             yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run in no module's call
             return
-        parts = scope[-1].split(".") if scope and scope[-1] else []
-        for length in range(len(parts) + 1):
-            name = ".".join(parts[:length])
-            if name in self.modules.places or length == len(parts):  # a child set by setattr may have dots in its name
-                yield name
+        owner = innermost(scope)
+        # A child set by setattr may have dots in its name, which are no modules above it.
+        yield from (name for name in modules_above(owner) if name in self.modules.places)
+        yield owner
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, zeros left out."""

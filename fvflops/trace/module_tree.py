@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
+from fvflops.text import nearest
 from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 
 
@@ -83,8 +83,7 @@ class ModuleTree:
             raise TypeError(f"a module is named by a string such as 'layer1.0', not by {name!r}")
         if name in self.places:
             return self.places[name].canonical
-        near = get_close_matches(name, self.places, n=1, cutoff=0.0)
-        raise KeyError(f"no module is named {name!r}; the nearest is {near[0] if near else ''!r}")
+        raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.places, cutoff=0)!r}")
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
@@ -144,6 +143,25 @@ class ModuleTree:
         )
 
 
+def modules_above(name: str) -> list[str]:
+    """Return the names above a dotted name, the root's first.
+
+    >>> modules_above("layer.0.weight"), modules_above("fc"), modules_above("")
+    (['', 'layer', 'layer.0'], [''], [])
+    """
+    parts = name.split(".") if name else []
+    return [".".join(parts[:length]) for length in range(len(parts))]
+
+
+def innermost(scope: tuple[str, ...]) -> str:
+    """Return the innermost module of a scope, which are the names of the modules that a call ran under, root first.
+
+    >>> innermost(("", "layer", "layer.0")), innermost(())
+    ('layer.0', '')
+    """
+    return scope[-1] if scope else ""
+
+
 def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
     """Return name → the sum of a measure of tensors, for each of these and for all modules above it, "" the model.
 
@@ -153,10 +171,9 @@ def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], 
     """
     sums: defaultdict[str, Any] = defaultdict(int)
     for tensor in tensors:
-        parts = tensor.name.split(".")
         amount = measure(tensor)
-        for length in range(len(parts) + 1):
-            sums[".".join(parts[:length])] += amount
+        for name in (*modules_above(tensor.name), tensor.name):
+            sums[name] += amount
     return sums
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 
 from fvflops.formulas import FormulaTable
+from fvflops.text import nearest
 from fvflops.trace import PHASES, check_phase
 from fvflops.trace.calls import OpCall
 from fvflops.trace.signature import packet_of
@@ -38,5 +38,4 @@ def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall])
     packet = packet_of(full)
     if full in known or (packet in known and packet not in ran):  # it did not run here, which is no mistake
         return full
-    near = get_close_matches(full, sorted(known), n=1, cutoff=0.0)
-    raise ValueError(f"no op is called {name!r}: the nearest is {near[0] if near else ''!r}")
+    raise ValueError(f"no op is called {name!r}: the nearest is {nearest(full, sorted(known), cutoff=0)!r}")

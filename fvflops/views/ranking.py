@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from difflib import get_close_matches
 from typing import TypeVar
 
+from fvflops.text import suggest
 from fvflops.units import format_quantity
 
 Row = TypeVar("Row")
@@ -72,9 +72,9 @@ def check_sort(sort: str, known: Collection[str]) -> str:
     """
     if sort in known:
         return sort
-    near = get_close_matches(sort, known, n=1)
-    hint = f"did you mean {near[0]!r}? There are" if near else "take"
-    raise ValueError(f"nothing is sorted by {sort!r}: {hint} {', '.join(known)}")
+    near = suggest(sort, known)
+    hint = f"{near} There are" if near else ": take"
+    raise ValueError(f"nothing is sorted by {sort!r}{hint} {', '.join(known)}")
 
 
 def check_top(top: int | None) -> None:

@@ -9,6 +9,7 @@ from fvflops import __version__
 from fvflops.counting import TableCostModel, count
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.trace import PHASES, Summary, Trace
+from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.views.analysed_run import AnalysedRun, describe_run
 
 
@@ -53,12 +54,8 @@ def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)
     if ancestors == "owner":
-        owners: set[str] = set()
-        for name in {scope[-1] if scope else "" for scope in active}:
-            while name not in owners:
-                owners.add(name)
-                name = name.rpartition(".")[0]
-        seen |= owners
+        owners = set(map(innermost, active))
+        seen |= owners.union(*map(modules_above, owners))
     return {place.name for place in trace.modules.modules()} - seen
 
 

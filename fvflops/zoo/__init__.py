@@ -1,6 +1,5 @@
 """A zoo of reference models whose cost is published, in plain torch.nn."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fvflops.text import suggest
 from fvflops.zoo.gpt2 import GPT2
 from fvflops.zoo.lenet5 import LeNet5
 from fvflops.zoo.llama import CONFIGS, Llama
@@ -98,9 +98,8 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
     """
     entry = ZOO.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, ZOO, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"take one of {', '.join(ZOO)}"
-        raise ValueError(f"no model {name!r} in the zoo: {advice}")
+        hint = suggest(name, ZOO) or f": take one of {', '.join(ZOO)}"
+        raise ValueError(f"no model {name!r} in the zoo{hint}")
     if device is None and entry.meta:
         device = "meta"
     if device is None:

@@ -35,6 +35,7 @@ from fvflops.trace import (
     tensors_in,
 )
 from fvflops.trace.lazy_records import LazyRecords
+from fvflops.trace.module_tree import modules_above
 
 Result = TypeVar("Result")
 
@@ -275,10 +276,9 @@ class Recorder(ThreadState):
 
     def stack_at(self, module: str) -> int:
         """Return the stack of a module's own, as if each module that it stands in had been called."""
-        stack = self.inside(0, self.region(Region("module", "")))
-        parts = module.split(".") if module else []
-        for length in range(1, len(parts) + 1):
-            stack = self.inside(stack, self.region(Region("module", ".".join(parts[:length]))))
+        stack = 0
+        for name in (*modules_above(module), module):
+            stack = self.inside(stack, self.region(Region("module", name)))
         return stack
 
     def fail(self, op: str, error: Exception) -> None:

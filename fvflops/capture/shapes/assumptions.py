@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from numbers import Integral, Number, Real
 from typing import Any
 
 import torch
 
 from fvflops.capture.shapes.rules.data_dependent import SIZED, VALUES, selection_of
+from fvflops.text import suggest
 from fvflops.trace.signature import packet_of
 
 ITEM = "aten::_local_scalar_dense"
@@ -41,8 +41,7 @@ def _problem_with(name: Any, given: Any) -> str:
         return "" if isinstance(given, Number) else "the op's result is a number, True or False"
     if packet not in SIZED:
         names = sorted({*SIZED, *VALUES})
-        near = get_close_matches(str(name), names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        hint = suggest(str(name), names, lead="; ") or "."
         return f"{name!r} is no op whose result can be assumed{hint} Those that can: {', '.join(names)}"
     if isinstance(given, Integral) and not isinstance(given, bool):
         return "" if int(given) >= 0 else "a size is not negative"

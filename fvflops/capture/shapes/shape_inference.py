@@ -116,7 +116,7 @@ class OpInference:
         if sized is not None:
             return inference.run(sized, args, kwargs)
         if self._rules.is_data_dependent(name) and not isinstance(error, DataDependentError):
-            raise DataDependentError(f"{name} needs numbers, and this run has only shapes") from error
+            raise DataDependentError.of_op(name) from error
         raise error
 
 

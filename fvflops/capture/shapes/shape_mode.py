@@ -102,7 +102,7 @@ class ShapeMode(SubclassAwareMode):
 
     def needs_value(self, name: str) -> DataDependentError:
         """Return the error of an op that asks for a number which is not there."""
-        error = DataDependentError(f"{name} needs numbers, and this run has only shapes")
+        error = DataDependentError.of_op(name)
         self.recorder.fail(name, error)
         return error
 

@@ -13,6 +13,15 @@ from fvflops.capture.shapes.metadata import Metadata
 class DataDependentError(RuntimeError):
     """The number of a tensor was asked for, and there is none."""
 
+    @classmethod
+    def of_op(cls, op: str, what: str = "numbers") -> DataDependentError:
+        """Return the error of an op that needs numbers which a run by shapes has not.
+
+        >>> str(DataDependentError.of_op("aten::bincount"))
+        'aten::bincount needs numbers, and this run has only shapes'
+        """
+        return cls(f"{op} needs {what}, and this run has only shapes")
+
 
 class Run(Protocol):
     """The run in which a shape tensor came to be."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TypeVar
 
 from fvflops import __version__, paths
@@ -24,6 +23,7 @@ from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage, terminal
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_places
+from fvflops.text import nearest
 from fvflops.trace import Status, Summary
 from fvflops.views.analysed_run import describe_run
 from fvflops.views.breakdown import read_breakdown
@@ -150,7 +150,7 @@ def check_format(name: str) -> None:
     """
     known = sorted((*REPORTS, *PAGES, *PICTURES, *GRAPHS))
     if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        near = nearest(name, known, cutoff=0)
         raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(known)}")
 
 

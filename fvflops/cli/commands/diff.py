@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from difflib import get_close_matches
 
 from fvflops.cli.commands.count import write
 from fvflops.cli.sources import FILES, open_analysis
 from fvflops.features.diff import report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.formulas import load_table
+from fvflops.text import nearest
 
 FORMATS = ("text", "markdown", "json")
 
@@ -18,7 +18,7 @@ FORMATS = ("text", "markdown", "json")
 def run(arguments: argparse.Namespace) -> int:
     """Write what the second subject costs more or less than the first; return the exit code."""
     if arguments.format not in FORMATS:
-        near = get_close_matches(arguments.format, FORMATS, n=1, cutoff=0.0)[0]
+        near = nearest(arguments.format, FORMATS, cutoff=0)
         raise ValueError(f"diff writes {', '.join(FORMATS)}, not {arguments.format!r}: take {near!r}")
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from fvflops.analysis.table_examples import check_examples
 from fvflops.formulas import FormulaTable, Row, load_table
 from fvflops.formulas.language.expression import Expression
+from fvflops.formulas.schema import is_composite
+from fvflops.text import suggest
 
 _FUNCTION = "prim::PythonOp."
 
@@ -49,12 +50,11 @@ def explain(table: FormulaTable, name: str) -> str:
     row = table.row(op)
     schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
-        near = get_close_matches(op, [*table.rows, *table.modules], n=1)
-        raise ValueError(f"no op is called {op!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(f"no op is called {op!r}{suggest(op, [*table.rows, *table.modules])}")
     lines = [op, *(f"  schema:      {schema}" for schema in schemas.values())]
     if row is not None:
         return "\n".join([*lines, *_describe_row(table, row, op)])
-    composite = all(_is_composite(overload) for overload in schemas)
+    composite = all(is_composite(overload) for overload in schemas)
     fate = "looked into, and counted by the ops that run inside" if composite and not table.opaque else "unknown"
     return "\n".join([*lines, f"  table {table.name}: no row, so it is {fate}"])
 
@@ -67,12 +67,6 @@ def schemas_of(op: str) -> Mapping[str, str]:
     found = torch._C._jit_get_schemas_for_operator(packet)
     names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
     return {name: text for name, text in names.items() if not wanted or name == op}
-
-
-def _is_composite(overload: str) -> bool:
-    import torch
-
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
 
 
 def _describe_row(table: FormulaTable, row: Row, name: str) -> list[str]:

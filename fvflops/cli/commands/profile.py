@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.calls import op_calls as op_calls_report
+from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
 from fvflops.views.ranking import check_sort, check_top
 
@@ -145,9 +145,8 @@ def parse_schedule(text: str) -> Schedule:
     for item in text.split(","):
         key, _, number = item.partition("=")
         if key not in _SCHEDULE_KEYS:
-            near = get_close_matches(key, _SCHEDULE_KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_SCHEDULE_KEYS)}"
-            raise ValueError(f"--schedule {text}: a schedule has no {key!r}: {hint}")
+            hint = suggest(key, _SCHEDULE_KEYS) or f": there are {', '.join(_SCHEDULE_KEYS)}"
+            raise ValueError(f"--schedule {text}: a schedule has no {key!r}{hint}")
         if not number.isdecimal():
             raise ValueError(f"--schedule {text}: {key} is a whole number from 0 on, not {number!r}")
         if key in numbers:
@@ -163,8 +162,8 @@ def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
     for name in names:
         full = name if "::" in name else f"aten::{name}"
         if name.islower() and not schemas_of(full):  # else it may be a module's class, which the run will tell
-            near = get_close_matches(full, table.rows, n=1)
-            raise ValueError(f"--ignore {name}: no op is called so" + (f"; the nearest is {near[0]}" if near else ""))
+            near = nearest(full, table.rows)
+            raise ValueError(f"--ignore {name}: no op is called so" + (f"; the nearest is {near}" if near else ""))
 
 
 def _choose_device(name: str | None) -> str | None:

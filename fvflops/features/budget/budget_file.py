@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
 from fvflops.features.budget.model import LIMITED, Budget, Limit
-from fvflops.formulas.quotation import shorten
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
+from fvflops.text import suggest, truncate
 from fvflops.units import parse_share, parse_size
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")
@@ -66,9 +65,8 @@ def parse_budgets(text: str, file: str) -> dict[str, Budget]:
 def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
     """Return the budget of a name; one that is not there raises ValueError naming the nearest."""
     if name not in budgets:
-        near = get_close_matches(name, budgets, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(shorten, budgets)) or 'none'}"
-        raise ValueError(f"{path} has no model {shorten(name)!r}: {hint} (updating it would add the model)")
+        hint = suggest(name, budgets) or f": it has {', '.join(map(truncate, budgets)) or 'none'}"
+        raise ValueError(f"{path} has no model {truncate(name)!r}{hint} (updating it would add the model)")
     return budgets[name]
 
 
@@ -79,18 +77,19 @@ def make_limit(figure: str, said: object, tolerance: Fraction = Fraction(0)) -> 
     Limit(figure='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
     """
     if figure not in LIMITED:
-        raise ValueError(f"unknown figure {shorten(figure)!r}: {_hint(figure, LIMITED)}")
+        hint = suggest(figure, LIMITED) or f": there are {', '.join(LIMITED)}"
+        raise ValueError(f"unknown figure {truncate(figure)!r}{hint}")
     exact = False
     if isinstance(said, Mapping):
         unknown = said.keys() - set(_LIMIT_KEYS)
         if unknown or ("max" in said) == ("exact" in said):
-            raise ValueError(f"{figure} is {shorten(repr(said))}: write {{'max': 1200}} or {{'exact': 1200}}")
+            raise ValueError(f"{figure} is {truncate(repr(said))}: write {{'max': 1200}} or {{'exact': 1200}}")
         if "tolerance" in said:
             tolerance = parse_share(str(said["tolerance"]))
         exact = "exact" in said
         said = said["exact" if exact else "max"]
     if isinstance(said, bool) or not isinstance(said, (int, str)):
-        raise ValueError(f"{figure} is {shorten(repr(said))}: give an integer, or a text such as '1.2G'")
+        raise ValueError(f"{figure} is {truncate(repr(said))}: give an integer, or a text such as '1.2G'")
     return Limit(figure, parse_size(str(said)), exact, tolerance)
 
 
@@ -121,7 +120,7 @@ def update_text(
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
-    fields = _fields(document, "a budget file", _FILE_KEYS)
+    fields = document.fields("a budget file", _FILE_KEYS)
     if "models" not in fields:
         raise document.error("there are no models: write models, and under it a name with flops: 1.2G")
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
@@ -131,16 +130,16 @@ def _read_budgets(document: Node) -> dict[str, Budget]:
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
-    fields = _fields(node, f"the budget of {shorten(name)}", _MODEL_KEYS)
+    fields = node.fields(f"the budget of {truncate(name)}", _MODEL_KEYS)
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
     if "table" in fields:
         table = fields["table"].text("table")
     limits = {figure: _read_limit(figure, fields[figure], tolerance) for figure in LIMITED if figure in fields}
     if not limits:
-        raise node.error(f"{shorten(name)} has no limit: write one of {', '.join(LIMITED)}, such as flops: 1.2G")
+        raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(LIMITED)}, such as flops: 1.2G")
     noted = [
-        {key: _read(item, f"{kind}, {shorten(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
+        {key: _read(item, f"{kind}, {truncate(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
         if kind in fields
         else {}
         for kind in _NOTED
@@ -151,26 +150,13 @@ def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) 
 def _read_limit(figure: str, node: Node, tolerance: Fraction) -> Limit:
     if isinstance(node.value, str):
         return Limit(figure, _read(node, figure, parse_size), False, tolerance)
-    fields = _fields(node, figure, _LIMIT_KEYS)
+    fields = node.fields(figure, _LIMIT_KEYS)
     if ("max" in fields) == ("exact" in fields):
         raise node.error(f"{figure} is either max or exact: write {figure}: {{max: 1.2G}}")
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], f"tolerance of {figure}", parse_share)
     key = "exact" if "exact" in fields else "max"
     return Limit(figure, _read(fields[key], f"{key} of {figure}", parse_size), key == "exact", tolerance)
-
-
-def _fields(node: Node, what: str, keys: Sequence[str]) -> dict[str, Node]:
-    fields = node.fields(what)
-    for key, value in fields.items():
-        if key not in keys:
-            raise value.error(f"unknown key {shorten(key)!r}: {_hint(key, keys)}")
-    return fields
-
-
-def _hint(key: str, keys: Sequence[str]) -> str:
-    near = get_close_matches(key, keys, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
 
 
 def _read(node: Node, what: str, parse: Callable[[str], Returned]) -> Returned:

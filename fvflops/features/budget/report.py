@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
-from fvflops.formulas.quotation import shorten
-from fvflops.reports.names import escape_markdown, printable
+from fvflops.reports.names import markdown_name, plain_name
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.reports.text.text_table import text_table
 from fvflops.units import format_quantity, format_short, format_thousands
@@ -32,8 +31,8 @@ def render(verdict: BudgetReport) -> str:
     headers = ("figure", "budget", "is", "difference", "")
     cells = [_write_finding(finding) for finding in verdict.findings]
     table = text_table(headers, [(*cell[:4], cell[4].ljust(5)) for cell in cells])
-    lines = [_head(verdict, _plain), "", *(line.rstrip() for line in table.split("\n"))]
-    for sentence in _write_sentences(verdict, _plain):
+    lines = [_head(verdict, plain_name), "", *(line.rstrip() for line in table.split("\n"))]
+    for sentence in _write_sentences(verdict, plain_name):
         lines += ["", sentence]
     return "\n".join(lines)
 
@@ -42,19 +41,11 @@ def render_markdown(verdict: BudgetReport) -> str:
     """Return the verdict in GitHub's Markdown, as the summary of a step."""
     mark = "✅" if verdict.kept else "❌"
     rows = [f"| {' | '.join(_write_finding(finding))} |" for finding in verdict.findings]
-    lines = [f"### {mark} {_head(verdict, _marked)}", "", "| figure | budget | is | difference |  |"]
+    lines = [f"### {mark} {_head(verdict, markdown_name)}", "", "| figure | budget | is | difference |  |"]
     lines += ["| :--- | ---: | ---: | ---: | :--- |", *rows]
-    for sentence in _write_sentences(verdict, _marked):
+    for sentence in _write_sentences(verdict, markdown_name):
         lines += ["", sentence]
     return "\n".join(lines)
-
-
-def _plain(name: str) -> str:
-    return printable(shorten(name, _LONGEST))
-
-
-def _marked(name: str) -> str:
-    return escape_markdown(shorten(name, _LONGEST))
 
 
 def _head(verdict: BudgetReport, escape: Callable[[str], str]) -> str:

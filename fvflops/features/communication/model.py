@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
 
 Key = TypeVar("Key")
@@ -117,6 +118,6 @@ def _route(item: Transfer) -> Route:
     return Route(item.collective, group.axis or group.name, group.size, item.dtype)
 
 
-def _with_parents(scope: tuple[str, ...]) -> Iterator[str]:
-    parts = scope[-1].split(".") if scope and scope[-1] else []
-    return (".".join(parts[:length]) for length in range(len(parts) + 1))
+def _with_parents(scope: tuple[str, ...]) -> list[str]:
+    owner = innermost(scope)
+    return [*modules_above(owner), owner]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+
+from fvflops.text import suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,6 @@ class Comparison:
         """Return why a second convention counts otherwise than a first; a name not compared raises KeyError."""
         for name in (first, second):
             if name not in self.tallies:
-                near = get_close_matches(name, self.tallies, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.tallies)}"
-                raise KeyError(f"no convention {name!r} was compared: {hint}")
+                hint = suggest(name, self.tallies) or f": there are {', '.join(self.tallies)}"
+                raise KeyError(f"no convention {name!r} was compared{hint}")
         return self.differences.get((first, second), ())

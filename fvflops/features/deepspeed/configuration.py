@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.text import require_int, suggest
 
 _SECTION = "flops_profiler"
 _TRUTH = {"true": True, "false": False}
@@ -41,9 +41,7 @@ class ProfilerConfiguration:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is true or false, not {getattr(self, name)!r}")
         for name, least in (("profile_step", 0), ("module_depth", -1), ("top_modules", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is a whole number from {least} on, not {value!r}")
+            require_int(name, getattr(self, name), least=least)
         if self.output_file is not None and not isinstance(self.output_file, str):
             raise ValueError(f"output_file is a path or null, not {self.output_file!r}")
 
@@ -66,9 +64,8 @@ def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
         if key == _COUNTED:
             continue
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
-            raise node.error(f"unknown key {key!r}: {hint}")
+            hint = suggest(key, known) or f": the keys are {', '.join(known)}"
+            raise node.error(f"unknown key {key!r}{hint}")
         values[key] = _read_value(key, node)
         try:
             ProfilerConfiguration(**{key: values[key]})

@@ -25,6 +25,7 @@ from fvflops.features.deepspeed.model import Figures, ModelProfile
 from fvflops.features.deepspeed.report import render, render_top
 from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import require_int
 from fvflops.trace import Trace
 from fvflops.units import (
     duration_to_string,
@@ -156,14 +157,15 @@ class FlopsProfiler:
             self._profile(),
             profile_step=profile_step,
             module_depth=module_depth,
-            top_modules=_check_top(top_modules),
+            top_modules=require_int("top_modules", top_modules, least=1),
             detailed=detailed,
         )
         _write(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Write the top modules at each depth to standard output; arguments are those of `print_model_profile`."""
-        _write(render_top(self._profile(), module_depth=module_depth, top_modules=_check_top(top_modules)), None)
+        require_int("top_modules", top_modules, least=1)
+        _write(render_top(self._profile(), module_depth=module_depth, top_modules=top_modules), None)
 
     def _begin(self) -> None:
         run = record(self._model, table=self._table, measure={"time"}, warn=False)
@@ -218,9 +220,8 @@ def get_model_profile(
     _check_model(model)
     if mode not in _MODES:
         raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
-    if isinstance(warm_up, bool) or not isinstance(warm_up, int) or warm_up < 0:
-        raise ValueError(f"warm_up is a whole number from 0 on, not {warm_up!r}")
-    _check_top(top_modules)
+    require_int("warm_up", warm_up, least=0)
+    require_int("top_modules", top_modules, least=1)
     if print_profile and output_file:
         paths.check_writable(os.fspath(output_file))
     args = _make_args(model, input_shape, args, kwargs)
@@ -302,12 +303,6 @@ def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is a torch.nn.Module, not {type(model).__name__}")
-
-
-def _check_top(top_modules: int) -> int:
-    if isinstance(top_modules, bool) or not isinstance(top_modules, int) or top_modules < 1:
-        raise ValueError(f"top_modules is a whole number from 1 on, not {top_modules!r}")
-    return top_modules
 
 
 def _write(text: str, output_file: OutputFile) -> None:

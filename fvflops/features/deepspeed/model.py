@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fvflops.trace.module_tree import ModuleInfo, ModuleTree
+from fvflops.trace.module_tree import ModuleInfo, ModuleTree, modules_above
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ModelProfile:
         inside: dict[str, dict[str, None]] = {name: {} for name in places}
         elements: dict[str, dict[int, int]] = {name: {} for name in places}
         for place in places.values():
-            for name in _line_of(place.name):
+            for name in (*modules_above(place.name), place.name):
                 inside[name][place.canonical] = None
                 elements[name].update({item.identity: item.spec.numel for item in place.parameters})
         durations: dict[str, int] = {}
@@ -109,11 +109,3 @@ def children_of(place: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
         if child is not None:
             found.setdefault(child.canonical, child)
     return list(found.values())
-
-
-def _line_of(name: str) -> Iterable[str]:
-    """Yield the root, and then every place on the way to a place."""
-    yield ""
-    parts = name.split(".") if name else []
-    for length in range(1, len(parts) + 1):
-        yield ".".join(parts[:length])

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fvflops.features.diff.model import Figures, ModelDifference, ModuleChange, OperatorChange, Side
+from fvflops.features.diff.model import (
+    Figures,
+    ModelDifference,
+    ModuleChange,
+    OperatorChange,
+    Side,
+    sum_figures,
+)
 from fvflops.features.diff.module_matching import match_modules
 from fvflops.trace import Counts, ModuleTree, Status
+from fvflops.trace.module_tree import innermost
 
 _NOTHING = Figures()
 _Labels = Mapping[str, Figures]
@@ -65,7 +73,7 @@ def _gather(run: CountedRun) -> dict[str, dict[str, Figures]]:
     sums: dict[str, dict[str, Figures]] = {}
 
     def add(scope: tuple[str, ...], label: str, figures: Figures) -> None:
-        labels = sums.setdefault(scope[-1] if scope else "", {})
+        labels = sums.setdefault(innermost(scope), {})
         labels[label] = labels.get(label, _NOTHING).plus(figures)
 
     for entry in run.flops.entries:
@@ -105,7 +113,7 @@ def _change(
     for tree, name, done, parameters in zip(trees, names, work, held, strict=True):
         mine = {} if name is None else done.get(name, {})
         labels.append(mine)
-        figures.append(_sum(mine.values())._replace(parameters=0 if name is None else parameters.get(name, 0)))
+        figures.append(sum_figures(mine.values())._replace(parameters=0 if name is None else parameters.get(name, 0)))
         classes.append("" if name is None else tree.places[name].class_name)
     return ModuleChange(
         *names,
@@ -143,13 +151,6 @@ def _add_up(modules: Iterable[_Labels]) -> dict[str, Figures]:
         for label, figures in labels.items():
             sums[label] = sums.get(label, _NOTHING).plus(figures)
     return sums
-
-
-def _sum(parts: Iterable[Figures]) -> Figures:
-    whole = _NOTHING
-    for part in parts:
-        whole = whole.plus(part)
-    return whole
 
 
 def _statuses(*runs: CountedRun) -> dict[str, str]:

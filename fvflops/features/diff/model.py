@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,18 @@ class Figures(NamedTuple):
     def plus(self, other: Figures) -> Figures:
         """Return the sum, figure by figure."""
         return Figures(*(mine + yours for mine, yours in zip(self, other, strict=True)))
+
+
+def sum_figures(parts: Iterable[Figures]) -> Figures:
+    """Return what parts come to together.
+
+    >>> sum_figures([Figures(flops=2, calls=1), Figures(flops=3, parameters=6)])
+    Figures(flops=5, macs=0, activations=0, parameters=6, calls=1)
+    """
+    whole = Figures()
+    for part in parts:
+        whole = whole.plus(part)
+    return whole
 
 
 class Change(NamedTuple):

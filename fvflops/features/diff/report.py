@@ -6,9 +6,16 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fvflops.features.diff.model import MEASURES, Change, Figures, ModelDifference, ModuleChange, OperatorChange
-from fvflops.formulas.quotation import shorten
-from fvflops.reports.names import escape_markdown, printable
+from fvflops.features.diff.model import (
+    MEASURES,
+    Change,
+    Figures,
+    ModelDifference,
+    ModuleChange,
+    OperatorChange,
+    sum_figures,
+)
+from fvflops.reports.names import markdown_name, plain_name
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.reports.text.text_table import text_table
 from fvflops.units import format_quantity, format_ratio, format_short, format_thousands
@@ -32,11 +39,11 @@ class _Row(NamedTuple):
 
     @property
     def before(self) -> Figures:
-        return _sum(module.before for module in self.modules)
+        return sum_figures(module.before for module in self.modules)
 
     @property
     def after(self) -> Figures:
-        return _sum(module.after for module in self.modules)
+        return sum_figures(module.after for module in self.modules)
 
     def change(self, measure: str) -> Change:
         return Change(getattr(self.before, measure), getattr(self.after, measure))
@@ -49,14 +56,14 @@ def render(difference: ModelDifference, *, measure: str = "flops", top: int = TO
     ValueError.
     """
     _check(measure)
-    blocks = [*_write_heads(difference, _plain), _draw(_list_totals(difference))]
+    blocks = [*_write_heads(difference, plain_name), _draw(_list_totals(difference))]
     if not difference:
         return "\n\n".join(["\n".join(blocks[:-1]), blocks[-1], _say_nothing(difference)])
     heads, totals = "\n".join(blocks[:-1]), blocks[-1]
     blocks = [heads, totals]
-    for title, table, more in _list_tables(difference, measure, top, _plain):
+    for title, table, more in _list_tables(difference, measure, top, plain_name):
         blocks.append("\n".join([title, _draw(table, left=3 if table[0][0] == "change" else 1), *more]))
-    return "\n\n".join([*blocks, "\n".join(_write_sentences(difference, _plain))])
+    return "\n\n".join([*blocks, "\n".join(_write_sentences(difference, plain_name))])
 
 
 def render_markdown(difference: ModelDifference, *, measure: str = "flops", top: int = TOP) -> str:
@@ -64,14 +71,19 @@ def render_markdown(difference: ModelDifference, *, measure: str = "flops", top:
     _check(measure)
     flops = difference.total(measure)
     verdict = f"{measure} {_sign(flops)} ({_percent(flops)})" if flops.difference else f"{measure} unchanged"
-    lines = [f"### Cost of the model: {verdict}", "", *(f"- {head}" for head in _write_heads(difference, _marked)), ""]
+    lines = [
+        f"### Cost of the model: {verdict}",
+        "",
+        *(f"- {head}" for head in _write_heads(difference, markdown_name)),
+        "",
+    ]
     lines += _pipe(_list_totals(difference))
     if not difference:
         return "\n".join([*lines, "", _say_nothing(difference)])
-    for title, table, more in _list_tables(difference, measure, top, _marked):
+    for title, table, more in _list_tables(difference, measure, top, markdown_name):
         lines += ["", f"**{title}**", "", *_pipe(table, words=3 if table[0][0] == "change" else 1)]
         lines += ["", *more] if more else []
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in _write_sentences(difference, _marked))])
+    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in _write_sentences(difference, markdown_name))])
 
 
 def render_json(difference: ModelDifference) -> str:
@@ -99,14 +111,6 @@ def render_json(difference: ModelDifference) -> str:
 def _check(measure: str) -> None:
     if measure not in MEASURES:
         raise ValueError(f"a difference is ranked by one of {', '.join(MEASURES)}, not by {measure!r}")
-
-
-def _plain(name: str) -> str:
-    return printable(shorten(name, _LONGEST))
-
-
-def _marked(name: str) -> str:
-    return escape_markdown(shorten(name, _LONGEST))
 
 
 def _write_heads(difference: ModelDifference, escape: Escape) -> list[str]:
@@ -292,13 +296,6 @@ def _list_names(rows: Sequence[_Row], escape: Escape) -> str:
         named.append(escape(row.name or "(model)") + (f" ({', '.join(told)})" if told else ""))
     rest = sum(len(row.modules) for row in rows[_NAMED:])
     return ", ".join(named) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
-
-
-def _sum(parts: Iterable[Figures]) -> Figures:
-    whole = Figures()
-    for part in parts:
-        whole = whole.plus(part)
-    return whole
 
 
 def _draw(table: _Table, *, left: int = 1) -> str:

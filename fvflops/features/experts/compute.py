@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fvflops.features.experts.expert_groups import find_expert_groups, modules_above
+from fvflops.features.experts.expert_groups import find_expert_groups
 from fvflops.features.experts.token_routing import (
     ALL,
     ExpertStack,
@@ -26,6 +26,7 @@ from fvflops.features.experts.token_routing import (
 )
 from fvflops.formulas import load_table
 from fvflops.trace import Event, Signature, TensorSpec, Trace, TraceError, tensors_in
+from fvflops.trace.module_tree import modules_above
 
 _GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
 _PRODUCTS = _GROUPED | {
@@ -293,7 +294,7 @@ class _Walk:
                 share = Fraction(0)
             elif name in stacks:
                 share = stacks[name]
-            elif (above := next((module for module in modules_above(name) if module in experts), None)) is not None:
+            elif (above := next((path for path in reversed(modules_above(name)) if path in experts), None)) is not None:
                 share = experts[above]
             elif name in self._multiplied or self._parameters[name].spec.ndim < 2:
                 share = ALL
@@ -311,9 +312,8 @@ class _Walk:
 
         None, where no module has one.
         """
-        places = self._trace.modules.places
-        above = (*modules_above(name), "")
-        return next((module for module in above if module in places and places[module].has_forward), None)
+        places, above = self._trace.modules.places, reversed(modules_above(name))
+        return next((path for path in above if path in places and places[path].has_forward), None)
 
     def _laid_out(self, name: str) -> tuple[str, int]:
         return name.rpartition(".")[0], self._parameters[name].spec.shape[0]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fvflops.trace import ModuleTree
+from fvflops.trace.module_tree import modules_above
 
 
 def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
@@ -22,7 +23,7 @@ def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
     """
     held: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
     for parameter in tree.parameters():
-        for module in modules_above(parameter.name):
+        for module in modules_above(parameter.name)[1:]:
             held[module].append((parameter.name[len(module) :], parameter.spec.shape))
     for place in tree.modules():
         alike: defaultdict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = defaultdict(list)
@@ -31,13 +32,3 @@ def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
             if child is not None and child.name == child.canonical and child.name in held:
                 alike[child.class_name, tuple(held[child.name])].append(child.name)
         yield from (names for names in alike.values() if len(names) > 1)
-
-
-def modules_above(name: str) -> Iterator[str]:
-    """Yield the modules above a parameter, the nearest first, the root left out.
-
-    >>> list(modules_above("layers.0.weight"))
-    ['layers.0', 'layers']
-    """
-    while name := name.rpartition(".")[0]:
-        yield name

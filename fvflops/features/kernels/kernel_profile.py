@@ -34,6 +34,7 @@ from fvflops.features.kernels import report as kernels
 from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import require_int
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
@@ -422,9 +423,8 @@ def profile_kernels(
     >>> profile.total(), profile.ledger().no_event
     (48, ())
     """
-    for name, number, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{name} is a whole number from {least} on, not {number!r}")
+    require_int("warmup", warmup, least=0)
+    require_int("repeat", repeat, least=1)
     profile = KernelProfile(
         model,
         activities=activities,

@@ -13,6 +13,7 @@ from typing import Any
 from fvflops.counting.count import Amount, CostModel, find_covered, region_costs
 from fvflops.trace import Event, Status, Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
+from fvflops.trace.module_tree import innermost
 
 # Where the order of ops differs, so many pairs of an event and an op are weighed against each other; of more, each op
 # takes the next event of its name that is no further off than this.
@@ -481,7 +482,7 @@ def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -
         if run.events[place].kind == "op":
             called = trace.events[index]
             scope = scopes[called.stack]
-            placed[place] = scope[-1] if scope else "", called.phase
+            placed[place] = innermost(scope), called.phase
     return placed
 
 

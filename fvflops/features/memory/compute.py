@@ -9,7 +9,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fvflops.features.memory.workspaces import unseen_kernels, workspace_of
+from fvflops.text import require_int
 from fvflops.trace import Event, Trace, TraceError
+from fvflops.trace.module_tree import innermost, modules_above
 
 # What memory is used for. An activation is made in a forward pass, or in its recompute, and alive when the next
 # backward op runs; a temporary is made by an op and none of the others.
@@ -104,7 +106,7 @@ class MemoryTimeline:
         for block in self.blocks:
             if block.begin <= event and (block.end is None or event < block.end):
                 by_kind[block.kind] += block.nbytes
-                for name in _chain(block.module):
+                for name in (*modules_above(block.module), block.module):
                     by_module[name] += block.nbytes
         ordered = Counter({kind: by_kind[kind] for kind in KINDS if kind in by_kind})
         if event == _BEFORE:
@@ -154,8 +156,7 @@ def read_memory(
     if device not in devices and devices:
         raise ValueError(f"nothing of this run is on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
-    if isinstance(unit, bool) or not isinstance(unit, int) or unit < 1:
-        raise ValueError(f"granularity is a number of bytes from 1 on, not {granularity!r}")
+    require_int("granularity in bytes", unit, least=1)
     blocks = _Lives(trace, device, unit).blocks(later_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
@@ -345,14 +346,7 @@ def _sweep(blocks: Sequence[Block], length: int) -> tuple[int, ...]:
 
 
 def _owner(trace: Trace, stack: int) -> str:
-    scope = trace.scopes()[stack]
-    return scope[-1] if scope else ""
-
-
-def _chain(module: str) -> list[str]:
-    """Return a module's name with those of all modules that it is in, the whole model first."""
-    parts = module.split(".") if module else []
-    return ["", *(".".join(parts[:length]) for length in range(1, len(parts) + 1))]
+    return innermost(trace.scopes()[stack])
 
 
 def _round_up(nbytes: int, unit: int) -> int:

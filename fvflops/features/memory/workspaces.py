@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from fvflops.formulas import Call
+from fvflops.formulas.schema import is_composite
 from fvflops.trace import Signature, TensorSpec, Trace
 
 # oneDNN's convolutions read an image of up to so many channels as it stands. Of others the blocks, which have 8 or 16
@@ -116,15 +115,10 @@ def unseen_kernels(trace: Trace, sizes: Sequence[int | None]) -> Counter[str]:
     calls: Counter[str] = Counter()
     for (item, _, _), count in trace.calls.items():
         op = trace.signatures[item].op
-        if sizes[item] is None or (op in trace.stops_at and _is_composite(op)):
+        if sizes[item] is None or (op in trace.stops_at and _has_composite_kernel(op)):
             calls[op] += count
     return calls
 
 
-def _is_composite(op: str) -> bool:
-    if not op.startswith("aten::") or op in OWN_KERNELS:
-        return False
-    try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
-    except RuntimeError:  # an op that this torch does not have
-        return False
+def _has_composite_kernel(op: str) -> bool:
+    return op.startswith("aten::") and op not in OWN_KERNELS and is_composite(op)

@@ -13,6 +13,7 @@ from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.features.profiling.model import Profile, ProfileRow
 from fvflops.features.roofline.model import Roofline
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
+from fvflops.trace.module_tree import innermost, modules_above
 
 # Phase → name of a module or an op → its columns so far.
 _Tables = dict[str, dict[str, Counter[str]]]
@@ -228,8 +229,8 @@ class _Walk:
         names = self._known.get((scope, phase))
         if names is None:
             if phase in BY_OWNER:
-                owner = scope[-1] if scope else ""
-                found = [*_above(owner), owner]
+                owner = innermost(scope)
+                found = [*modules_above(owner), owner]
             else:
                 found = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
             names = self._known[scope, phase] = tuple(dict.fromkeys(found))
@@ -237,7 +238,7 @@ class _Walk:
 
     def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
         called = self._called.get(phase, frozenset())
-        return (above for above in _above(name) if above not in called)
+        return (above for above in modules_above(name) if above not in called)
 
     def _time(self, phase: str, name: str) -> _Timed:
         return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
@@ -300,12 +301,6 @@ def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tu
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
         for stack, phase in find_covered(trace, priced)
     }
-
-
-def _above(name: str) -> Iterator[str]:
-    """Yield the names above a name, the root first."""
-    parts = name.split(".") if name else []
-    return (".".join(parts[:length]) for length in range(len(parts)))
 
 
 def _is_in(name: str, above: str) -> bool:

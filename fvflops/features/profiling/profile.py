@@ -26,6 +26,7 @@ from fvflops.features.profiling.model import Profile
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
+from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
@@ -256,10 +257,7 @@ def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
 
 
 def _plan_runs(warmup: int, repeat: int) -> list[str]:
-    for name, number, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{name} is a whole number from {least} on, not {number!r}")
-    return ["warmup"] * warmup + ["record"] * repeat
+    return ["warmup"] * require_int("warmup", warmup, least=0) + ["record"] * require_int("repeat", repeat, least=1)
 
 
 def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:

@@ -14,6 +14,7 @@ from fvflops.features.roofline.model import Load, Roofline, sum_loads
 from fvflops.features.roofline.report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
+from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
 from fvflops.views.summary_rows import check_view
 
@@ -90,8 +91,7 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
         found = [(name, name, load) for name, load in roofline.by_operator().items()]
     elif by == "op":
         found = [
-            (f"{entry.scope[-1] if entry.scope else ''} {entry.label}".strip(), entry.label, entry.load)
-            for entry in roofline.entries
+            (f"{innermost(entry.scope)} {entry.label}".strip(), entry.label, entry.load) for entry in roofline.entries
         ]
     else:
         found = _cut_tree(roofline, DEPTH if depth is None else depth)
@@ -110,13 +110,9 @@ def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
     """Return the modules at a depth, those above it that hold none, and what others do themselves: all the work."""
     loads: dict[str, list[Load]] = {}
     for entry in roofline.entries:
-        owner = entry.scope[-1].split(".") if entry.scope and entry.scope[-1] else []
+        owner = innermost(entry.scope).split(".")
         loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
-    holders = {name.rpartition(".")[0] for name in loads if name}
-    for name in list(holders):
-        while name:
-            name = name.rpartition(".")[0]
-            holders.add(name)
+    holders = {above for name in loads for above in modules_above(name)}
     places = roofline.modules.places
     return [
         (

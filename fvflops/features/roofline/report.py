@@ -8,6 +8,7 @@ from textwrap import wrap
 from fvflops.features.roofline.model import Load, Roofline
 from fvflops.reports import names
 from fvflops.reports.text.pipe_table import pipe_table
+from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_size
 from fvflops.views.summary_rows import check_view, depth_of
 
@@ -57,7 +58,7 @@ def _draw_ops(roofline: Roofline, total: Load, shown: int) -> str:
     rows = [
         (
             names.printable_short(entry.op),
-            names.printable_short(entry.scope[-1] if entry.scope else "") or "model",
+            names.printable_short(innermost(entry.scope)) or "model",
             entry.dtype,
             str(entry.load.calls),
             *_cells(entry.load, total),

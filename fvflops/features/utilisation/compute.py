@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fvflops.features.utilisation.devices import Device, find_device, short_dtype
-from fvflops.formulas.quotation import shorten
+from fvflops.text import truncate
 from fvflops.trace import Counts
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
@@ -129,7 +129,7 @@ def _read_work(
 def check_float32_matmul(float32_matmul: str | None) -> None:
     """Raise ValueError if there is no such way to run products of float32."""
     if float32_matmul not in (None, *FLOAT32_MATMUL):
-        raise ValueError(f"float32_matmul is {shorten(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
+        raise ValueError(f"float32_matmul is {truncate(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
 
 
 def _read_entries(
@@ -177,7 +177,7 @@ def _check_work(work: Mapping[str, Fraction]) -> dict[str, Fraction]:
 def _read_number(value: object, what: str) -> Fraction:
     """Return a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _HUGE:  # type: ignore[operator]
-        raise ValueError(f"{what} is {shorten(repr(value))}: give a number that is finite and not negative")
+        raise ValueError(f"{what} is {truncate(repr(value))}: give a number that is finite and not negative")
     return Fraction(int(value) if isinstance(value, Integral) else float(value))
 
 
@@ -205,7 +205,7 @@ def _utilise(
     if not taken:
         raise ValueError("seconds is 0: give the time that was measured")
     if isinstance(devices, bool) or not isinstance(devices, Integral) or devices < 1:
-        raise ValueError(f"devices is {shorten(repr(devices))}: give the number of devices, from 1")
+        raise ValueError(f"devices is {truncate(repr(devices))}: give the number of devices, from 1")
     if sparse and not set(work) & set(device.sparse):
         known = ", ".join(device.dtypes(sparse=True)) or "no dtype"
         raise ValueError(f"sparse: {device.name} has a 2:4 peak for {known}, and the counts are of {', '.join(work)}")

@@ -7,13 +7,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from fvflops import paths
-from fvflops.formulas.quotation import shorten
 from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.text import nearest, suggest, truncate
 
 SHIPPED = paths.SCHEME + "devices.yaml"
 
@@ -53,9 +52,9 @@ def short_dtype(dtype: object) -> str:
     name = str(dtype).removeprefix("torch.")
     if name.lower() not in _SHORT:
         # int64 is no slip of the pen for int8.
-        near = [] if "int" in name else get_close_matches(name.lower(), _SHORT, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"peaks are for {', '.join(DTYPES)}"
-        raise ValueError(f"no device has a peak for the dtype {shorten(name)!r}: {hint}")
+        near = "" if "int" in name else suggest(name.lower(), _SHORT)
+        hint = near or f": peaks are for {', '.join(DTYPES)}"
+        raise ValueError(f"no device has a peak for the dtype {truncate(name)!r}{hint}")
     return _SHORT[name.lower()]
 
 
@@ -133,20 +132,18 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or in a YAML file
     """
     if not isinstance(name, str):
-        raise TypeError(f"the device is {shorten(repr(name))}: write its name, such as 'H100', or give a Device")
+        raise TypeError(f"the device is {truncate(repr(name))}: write its name, such as 'H100', or give a Device")
     devices = load_devices(file)
     key = _key(name)
     for device in devices:
         if key in map(_key, (device.name, *device.aliases)):
             return device
     if "mig" in key:
-        raise ValueError(f"{shorten(name)!r} is a slice of a device, whose peak no datasheet tells: give a Device")
+        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak no datasheet tells: give a Device")
     known = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {known[near[0]]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
-    )
-    raise ValueError(f"no device {shorten(name)!r}: {hint} Others can be given as a Device or in a YAML file")
+    near = nearest(name.lower(), known, cutoff=0.5)
+    hint = f"did you mean {known[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
+    raise ValueError(f"no device {truncate(name)!r}: {hint} Others can be given as a Device or in a YAML file")
 
 
 def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
@@ -166,7 +163,7 @@ def _load_shipped() -> tuple[Device, ...]:
 
 def _load(file: str) -> tuple[Device, ...]:
     document = read_document(file)
-    fields = _fields(document, "a file of devices", ("description", "devices"))
+    fields = document.fields("a file of devices", ("description", "devices"))
     if "description" in fields:
         fields["description"].text("description")
     entries = fields["devices"].fields("devices") if "devices" in fields else {}
@@ -182,7 +179,7 @@ def _load(file: str) -> tuple[Device, ...]:
 
 
 def _read_device(name: str, node: Node) -> Device:
-    fields = _fields(node, "a device", _KEYS)
+    fields = node.fields("a device", _KEYS)
     if "source" not in fields:
         raise node.error(f"{name} has no source: name the document that its figures are from")
     values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
@@ -198,16 +195,6 @@ def _read_device(name: str, node: Node) -> Device:
     return _blame(node, partial(Device, name, **values))
 
 
-def _fields(node: Node, what: str, keys: tuple[str, ...]) -> dict[str, Node]:
-    fields = node.fields(what)
-    for key, value in fields.items():
-        if key not in keys:
-            near = get_close_matches(key, keys, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"{what} has {', '.join(keys)}"
-            raise value.error(f"unknown key {shorten(key)!r}: {hint}")
-    return fields
-
-
 def _read_peaks(node: Node, what: str) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for key, value in node.fields(what).items():
@@ -221,7 +208,7 @@ def _read_peaks(node: Node, what: str) -> dict[str, int]:
 def _read_number(node: Node, what: str) -> int:
     text = node.text(what)
     if not _NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) == 0:
-        raise node.error(f"{what} is {shorten(text)!r}: write a number such as 989.4e12")
+        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 989.4e12")
     return int(float(text))
 
 
@@ -229,7 +216,7 @@ def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) 
     for name in (device.name, *device.aliases):
         key = _key(name)
         if not key:
-            raise node.error(f"{shorten(name)!r} names no device: write more than its vendor")
+            raise node.error(f"{truncate(name)!r} names no device: write more than its vendor")
         if key in seen:
             raise node.error(f"{name!r} stands twice: as a name of {seen[key]} too")
         seen[key] = device.name
@@ -252,7 +239,7 @@ def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:
 
 def _check_amount(amount: float, what: str) -> int:
     if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < math.inf:
-        raise ValueError(f"{what} is {shorten(repr(amount))}: give a positive number")
+        raise ValueError(f"{what} is {truncate(repr(amount))}: give a positive number")
     return int(amount)
 
 

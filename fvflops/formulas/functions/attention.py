@@ -115,7 +115,7 @@ def count_multi_head_attention(call: Call) -> Cost:
     Query [B, Q, E], key and value [B, K, E], weights [3E, E] and [E, E]. Takes aten::_native_multi_head_attention.
     """
     query, key = call.shape("query"), call.shape("key")
-    return _multi_head(query, key, _number(call, "num_head"))
+    return _multi_head(query, key, call.integer("num_head"))
 
 
 def count_encoder_layer(call: Call) -> Cost:
@@ -125,7 +125,7 @@ def count_encoder_layer(call: Call) -> Cost:
     [F, E]. Takes aten::_transformer_encoder_layer_fwd.
     """
     source = call.shape("src")
-    attention = _multi_head(source, source, _number(call, "num_heads"))
+    attention = _multi_head(source, source, call.integer("num_heads"))
     tokens, width = math.prod(source[:-1]), source[-1]
     hidden = call.shape("ffn_weight_1")[0]
     return Cost(
@@ -172,10 +172,6 @@ def _multi_head(query: tuple[int, ...], key: tuple[int, ...], heads: int) -> Cos
     projected = B * (2 * Q + 2 * K) * E
     pairs = B * heads * Q * K
     return Cost(macs=projected * E + 2 * B * Q * K * E, activations=projected + pairs + B * Q * E)
-
-
-def _number(call: Call, name: str) -> int:
-    return int(call.arguments[name])  # type: ignore[arg-type]
 
 
 def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 
 from fvflops.formulas.table import is_short_for
+from fvflops.text import nearest
 
 
 def may_exist(name: str) -> bool:
@@ -38,11 +38,11 @@ def suggest_class(name: str) -> str:
         return loaded[name]
     top = name.partition(".")[0] + "."
     home = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
-    near = get_close_matches(last, sorted({known.rpartition(".")[2] for known in home}), n=1, cutoff=0.0)
-    if near and _fits(f"{packages}.{near[0]}", home):
-        return f"{packages}.{near[0]}"
-    same = sorted(known for known in home if near and known.rpartition(".")[2] == near[0])
-    return "".join(get_close_matches(name, same, n=1, cutoff=0.0))
+    near = nearest(last, sorted({known.rpartition(".")[2] for known in home}), cutoff=0)
+    if near and _fits(f"{packages}.{near}", home):
+        return f"{packages}.{near}"
+    same = sorted(known for known in home if near and known.rpartition(".")[2] == near)
+    return nearest(name, same, cutoff=0)
 
 
 def name_class(cls: type) -> str:

@@ -69,7 +69,7 @@ class Pairs:
 def pair_up(call: Call) -> Pairs:
     """Return the products of aten::_trilinear; see `count_trilinear`."""
     shapes = [_expand(call.tensor(f"i{index}"), _axes(call, f"expand{index}")) for index in (1, 2, 3)]
-    unroll = int(call.arguments["unroll_dim"])  # type: ignore[arg-type]
+    unroll = call.integer("unroll_dim")
     summed = _axes(call, "sumdim") - {unroll}
     times = max(shape[unroll] for shape in shapes)
     if any(0 in shape for shape in shapes):

@@ -84,6 +84,14 @@ class Call:
         """Return the shape of a tensor argument; the errors are those of `tensor`."""
         return self.tensor(name).shape
 
+    def integer(self, name: str) -> int:
+        """Return an argument that is a whole number by the op's schema.
+
+        >>> Call("aten::softmax.int", {"dim": 1}, ()).integer("dim")
+        1
+        """
+        return int(self.arguments[name])  # type: ignore[arg-type]
+
 
 @lru_cache(maxsize=4096)
 def operands_of(schema: str) -> tuple[str, ...]:

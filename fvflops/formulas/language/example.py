@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
 
-from fvflops.formulas.quotation import shorten
+from fvflops.text import truncate
 from fvflops.trace import TensorSpec
 
 # What stands for an argument: a tensor's spec, a number, a text, true, false, none, or a list of such.
@@ -52,7 +52,7 @@ class Example:
         """
         if len(text) > MAX_LENGTH:
             raise ExampleError(
-                f"an example has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}"
+                f"an example has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
             )
         call, results, total = _sections(text)
         tensors: list[Given] = []
@@ -88,7 +88,7 @@ def _split(text: str, mark: str, whole: str) -> Iterator[str]:
         elif not quoted and letter in "[<":
             depth += 1
             if depth > MAX_DEPTH:
-                raise ExampleError(f"the example {shorten(whole)!r} has more than {MAX_DEPTH} levels of nesting")
+                raise ExampleError(f"the example {truncate(whole)!r} has more than {MAX_DEPTH} levels of nesting")
         elif not quoted and (letter == "]" or (letter == ">" and text[index - 1] != "-")):
             depth -= 1
         elif not quoted and depth == 0 and text.startswith(mark, index):

@@ -7,12 +7,11 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 from fvflops.formulas.language.functions import FUNCTIONS, FunctionError, as_integer
-from fvflops.formulas.quotation import shorten
+from fvflops.text import suggest, truncate
 from fvflops.trace import Symbol, TensorSpec, Value
 
 MAX_LENGTH = 1000
@@ -105,7 +104,7 @@ class _Source:
 def _parse(text: str) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
-            f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}"
+            f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
         )
     line = " ".join(text.split())
     if not line.isascii() or not line.isprintable() or any(sign in line for sign in _FORBIDDEN):
@@ -128,8 +127,8 @@ def _parse(text: str) -> Expression:
 def _hint(tree: ast.expr, error: FunctionError) -> str:
     if not str(error).startswith("unknown function"):
         return ""
-    near = get_close_matches(str(error).rsplit(" ", 1)[-1], FUNCTIONS, n=1)
-    return f": did you mean {near[0]}?" if near else f": there are {' '.join(FUNCTIONS)}"
+    name = str(error).rsplit(" ", 1)[-1]
+    return suggest(name, FUNCTIONS, quote=False) or f": there are {' '.join(FUNCTIONS)}"
 
 
 def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[str]:
@@ -214,8 +213,7 @@ def _look_up(node: Any, names: Mapping[str, Value]) -> Value:
     name = node.id
     if name in names:
         return names[name]
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {' '.join(names)}"
+    hint = suggest(name, names, lead="", quote=False) or f"there are {' '.join(names)}"
     raise FunctionError(f"unknown name {name} ({hint})")
 
 

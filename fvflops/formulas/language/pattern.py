@@ -6,12 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from keyword import iskeyword
 
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.quotation import shorten
+from fvflops.text import suggest, truncate
 from fvflops.trace import TensorSpec, Value
 
 MAX_LENGTH = 1000
@@ -67,8 +66,8 @@ class Pattern:
 
     def _bind(self, bound: dict[str, int], words: tuple[str, ...], name: str, call: Call) -> None:
         if name not in call.arguments:
-            near = get_close_matches(name, call.arguments, n=1, cutoff=0.5)
-            raise PatternError(f"{self.text!r} names {name}, which {call.op} has not{_did_you_mean(near)}")
+            hint = suggest(name, call.arguments, quote=False, cutoff=0.5)
+            raise PatternError(f"{self.text!r} names {name}, which {call.op} has not{hint}")
         shape = _shape_of(call.arguments[name])
         if shape is None:
             raise PatternError(f"{self.text!r} needs {name}, which is {call.arguments[name]!r}")
@@ -114,7 +113,7 @@ def _parse_named(pairs: tuple[tuple[str, str], ...]) -> Pattern:
 
 def _check_length(text: str) -> None:
     if len(text) > MAX_LENGTH:
-        raise PatternError(f"a pattern has at most {MAX_LENGTH} characters, this has {len(text):,}: {shorten(text)!r}")
+        raise PatternError(f"a pattern has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}")
 
 
 def _names(items: Iterable[tuple[str, ...] | None]) -> frozenset[str]:
@@ -137,7 +136,7 @@ def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
         if iskeyword(word.removeprefix("*")):
             raise PatternError(f"the pattern {text!r} has {word!r}, a word of Python's own: take another name")
         if word.isdigit() and len(word) > MAX_DIGITS:
-            raise PatternError(f"the pattern {shorten(text)!r} has a number of more than {MAX_DIGITS} digits")
+            raise PatternError(f"the pattern {truncate(text)!r} has a number of more than {MAX_DIGITS} digits")
     if sum(word[0] in "*." for word in words) > 1:
         raise PatternError(f"the pattern {text!r} has two words for any number of dimensions in {item.strip()!r}")
     return words
@@ -152,7 +151,3 @@ def _shape_of(value: Value) -> tuple[int, ...] | None:
 
 def _show(value: Value) -> str:
     return str(list(value.shape)) if isinstance(value, TensorSpec) else repr(value)
-
-
-def _did_you_mean(near: list[str]) -> str:
-    return f": did you mean {near[0]}?" if near else ""

@@ -11,6 +11,7 @@ from fvflops.reports.calls.op_calls import write_shapes
 from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall
+from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_short
 
 _LONGEST = 60
@@ -86,12 +87,11 @@ def _make_nodes(calls: Sequence[OpCall], modules: ModuleTree, depth: int | None)
     seen = list_computing(calls)
     for number, ((name, alone), group) in enumerate(groupby(seen, lambda call: _place(call, modules, depth))):
         run = list(group)
-        parts = name.split(".") if name else []
-        names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        above = tuple(modules_above(name)[1:])
         if alone is None:
-            yield _Node(number, name, modules.places[name].class_name, tuple(names[:-1]), run)
+            yield _Node(number, name, modules.places[name].class_name, above, run)
         else:
-            yield _Node(number, run[0].op.removeprefix("aten::"), "", tuple(names), run)
+            yield _Node(number, run[0].op.removeprefix("aten::"), "", (*above, name) if name else (), run)
 
 
 def _place(call: OpCall, modules: ModuleTree, depth: int | None) -> tuple[str, int | None]:

@@ -11,6 +11,7 @@ from fvflops.reports.files.dot import list_computing
 from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall
+from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_short
 
 
@@ -31,9 +32,8 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
     shown = {call.number for call in seen}
     flops: Counter[str] = Counter()
     for call in seen:
-        parts = call.module.split(".") if call.module else []
-        for length in range(len(parts) + 1):
-            flops[".".join(parts[:length])] += call.flops or 0
+        for name in (*modules_above(call.module), call.module):
+            flops[name] += call.flops or 0
     root = printable(modules.root.class_name) or "model"
     graph = {
         "id": root,

@@ -14,6 +14,7 @@ from typing import Any
 
 from fvflops.reports.names import printable
 from fvflops.trace import PHASES
+from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
@@ -93,9 +94,8 @@ def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, A
     index: dict[str, int] = {}
     columns: dict[str, list[int]] = {"parent": [], "name": [], "class": [], "about": []}
     for place in breakdown.modules.modules():
-        parent, _, leaf = place.name.rpartition(".")
-        while parent not in index and parent:
-            parent = parent.rpartition(".")[0]
+        parent = next((above for above in reversed(modules_above(place.name)) if above in index), "")
+        leaf = place.name.rpartition(".")[2]
         index[place.name] = len(index)
         columns["parent"].append(index.get(parent, 0) if place.name else -1)
         for column, text in (("name", leaf), ("class", place.class_name), ("about", place.extra_repr)):

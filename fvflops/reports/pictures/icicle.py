@@ -10,6 +10,7 @@ from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
+from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_quantity
 from fvflops.views.breakdown import Breakdown, Measure
 
@@ -92,11 +93,7 @@ class _Layout:
                 self.children.setdefault(self._parent(name), []).append(name)
 
     def _parent(self, name: str) -> str:
-        while name:
-            name = name.rpartition(".")[0]
-            if name in self.places:
-                break
-        return name
+        return next((above for above in reversed(modules_above(name)) if above in self.places), "")
 
     def boxes(self, depth: int) -> Iterator[Box]:
         """Yield what is drawn, a module before those in it."""

@@ -11,7 +11,7 @@ from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.reports.terminal.module_rows import Line, count_line, limit_depth, list_lines
 from fvflops.reports.terminal.op_coverage import Note
-from fvflops.reports.text.display_width import display_width, pad, truncate, wrap
+from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
 from fvflops.units import format_percent, format_quantity, format_size
@@ -247,7 +247,8 @@ def _tell_left_out(grid: _Grid, layout: _Layout, width: int | None) -> list[str]
 
 def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
     heads = [
-        truncate(head, cells, ellipsis=marks.ellipsis) for head, cells in zip(grid.heads, layout.names, strict=True)
+        truncate_middle(head, cells, ellipsis=marks.ellipsis)
+        for head, cells in zip(grid.heads, layout.names, strict=True)
     ]
     heads += [grid.headings[place] for place in layout.figures]
     heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
@@ -270,7 +271,7 @@ def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
     indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - display_width(row.names[0])))
     room = [widths[0] - indent, *widths[1:]]
     first, *others = (
-        truncate(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
+        truncate_middle(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
     )
     return [" " * indent + first, *others]
 

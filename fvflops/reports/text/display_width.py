@@ -27,10 +27,10 @@ def _measure_mark(mark: str) -> int:
     return 2 if unicodedata.east_asian_width(mark) in ("W", "F") else 1
 
 
-def truncate(text: str, limit: int, *, ellipsis: str = "…") -> str:
+def truncate_middle(text: str, limit: int, *, ellipsis: str = "…") -> str:
     """Return a text without its middle, an ellipsis in its place, where it takes more than `limit` cells.
 
-    >>> truncate("layers.0.self_attn", 12), truncate("fc", 12), truncate("layers", 1)
+    >>> truncate_middle("layers.0.self_attn", 12), truncate_middle("fc", 12), truncate_middle("layers", 1)
     ('layers…_attn', 'fc', '…')
     """
     if display_width(text) <= limit:

@@ -167,7 +167,7 @@ def _whole(given: Size, examined: int) -> int:
 
 def _want_values(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise DataDependentError(f"{name} needs numbers, and this run has only shapes")
+        raise DataDependentError.of_op(name)
 
 
 # By name without overload: called with the size that is given, a number of results or a share, and then as the op is.

@@ -31,7 +31,7 @@ def solve_least_squares(
     right = b.unsqueeze(-1) if vector else b
     batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
     if rows > columns and driver in ("gelsd", "gelss"):
-        raise DataDependentError("aten::linalg_lstsq needs numbers, and this run has only shapes")
+        raise DataDependentError.of_op("aten::linalg_lstsq")
     # Made in place of the right-hand sides, which have a row for each of the matrix's.
     solution = _by_columns(self.new_empty((*batch, max(rows, columns), right.shape[-1])))[..., :columns, :]
     residuals = (*batch, right.shape[-1]) if rows > columns and driver == "gels" else (0,)

@@ -34,7 +34,7 @@ def align_ctc(
     """
     if isinstance(target_lengths, torch.Tensor):
         if target_lengths.device.type == "meta":
-            raise DataDependentError("aten::_ctc_loss.Tensor needs numbers, and this run has only shapes")
+            raise DataDependentError.of_op("aten::_ctc_loss.Tensor")
         target_lengths = target_lengths.tolist()
     steps, batch = log_probs.shape[:2]
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)

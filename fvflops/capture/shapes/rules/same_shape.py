@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.shapes.layouts.elementwise import is_dense
+from fvflops.capture.shapes.layouts.gradients import make_whole
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
@@ -16,11 +17,6 @@ def like_argument(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
     """Return an empty tensor like each of the arguments at some positions."""
     results = tuple(torch.empty_like(args[position]) for position in positions)
     return results[0] if len(results) == 1 else results
-
-
-def resemble_whole(position: int, *args: Any, **_: Any) -> torch.Tensor:
-    """Return an empty tensor of an argument's shape, without its strides."""
-    return torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
 
 def keep_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
@@ -52,11 +48,6 @@ def combine_linearly(input: torch.Tensor, coefficients: torch.Tensor) -> torch.T
     return input.new_empty(len(coefficients), *input.shape[1:])
 
 
-def draw_binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
-    """Return one draw for each number of trials."""
-    return torch.empty_like(count, memory_format=torch.contiguous_format)
-
-
 def mark(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a tensor that was rounded as a quantised one would be, and where it was in range."""
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
@@ -74,7 +65,7 @@ def split_heads(
 def pack_ragged(dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
     """Return the rows of sequences without their padding; DataDependentError where their number is not given."""
     if total_L is None:
-        raise DataDependentError("aten::_padded_dense_to_jagged_forward needs numbers, and this run has only shapes")
+        raise DataDependentError.of_op("aten::_padded_dense_to_jagged_forward")
     return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
 
 
@@ -99,20 +90,20 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_masked_softmax": partial(like_argument, (0,)),
     "aten::_masked_softmax_backward": partial(like_argument, (0,)),
     "aten::_padded_dense_to_jagged_forward": pack_ragged,
-    "aten::_sample_dirichlet": partial(resemble_whole, 0),
+    "aten::_sample_dirichlet": partial(make_whole, 0),
     "aten::_standard_gamma_grad": partial(like_argument, (0,)),
     "aten::_transform_bias_rescale_qkv": split_heads,
-    "aten::binomial": draw_binomial,
+    "aten::binomial": partial(make_whole, 0),
     "aten::empty_like": partial(keep_strides, torch.ops.aten.empty_like.default),
     "aten::fake_quantize_per_channel_affine_cachemask": mark,
     "aten::fake_quantize_per_tensor_affine_cachemask": mark,
-    "aten::fractional_max_pool3d_backward": partial(resemble_whole, 1),
+    "aten::fractional_max_pool3d_backward": partial(make_whole, 1),
     "aten::full_like": partial(keep_strides, torch.ops.aten.full_like.default),
     "aten::glu_backward_jvp": partial(like_argument, (2,)),
     "aten::glu_jvp": partial(like_argument, (0,)),
     "aten::log_sigmoid_backward": partial(like_argument, (0,)),
-    "aten::multi_margin_loss_backward": partial(resemble_whole, 1),
-    "aten::multilabel_margin_loss_backward": partial(resemble_whole, 1),
+    "aten::multi_margin_loss_backward": partial(make_whole, 1),
+    "aten::multilabel_margin_loss_backward": partial(make_whole, 1),
     "aten::ones_like": partial(keep_strides, torch.ops.aten.ones_like.default),
     "aten::rand_like": partial(keep_strides, torch.ops.aten.rand_like.default),
     "aten::randint_like": partial(keep_strides, torch.ops.aten.randint_like.default),

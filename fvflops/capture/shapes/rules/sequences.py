@@ -46,7 +46,7 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def _want(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise DataDependentError(f"{name} needs the numbers of its lengths, and this run has only shapes")
+        raise DataDependentError.of_op(name, "the numbers of its lengths")
 
 
 RULES: dict[str, Callable[..., Any]] = {

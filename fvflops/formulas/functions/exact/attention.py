@@ -66,7 +66,7 @@ def count_exact_multi_head_attention(call: Call) -> Cost:
     heads: what `torch.nn.functional.multi_head_attention_forward` does. Takes aten::_native_multi_head_attention.
     """
     query, key = call.shape("query"), call.shape("key")
-    heads, weighed = _integer(call, "num_head"), bool(call.arguments.get("need_weights"))
+    heads, weighed = call.integer("num_head"), bool(call.arguments.get("need_weights"))
     averaged = weighed and bool(call.arguments.get("average_attn_weights"))
     flops = _multi_head(call, query, key[1], heads, weighed, averaged)
     return _with(count_multi_head_attention(call), flops)
@@ -80,7 +80,7 @@ def count_exact_encoder_layer(call: Call) -> Cost:
     source = call.shape("src")
     tokens, width = math.prod(source[:-1]), source[-1]
     hidden = call.shape("ffn_weight_1")[0]
-    attention = _multi_head(call, source, source[1], _integer(call, "num_heads"), False, False)
+    attention = _multi_head(call, source, source[1], call.integer("num_heads"), False, False)
     activation = 4 + call.constants["erf"] if call.arguments["use_gelu"] else 1
     norms, sums = 2 * tokens * (7 * width + 5), 2 * tokens * width
     linears = tokens * (hidden * (1 + activation) + width)
@@ -123,7 +123,3 @@ def _multi_head(call: Call, query: tuple[int, ...], keys: int, heads: int, weigh
     scales = batch * queries * width if weighed else pairs
     averages = pairs + pairs // max(1, heads) if averaged else 0
     return biases + scales + pairs * (masked + _SOFTMAX + call.constants["exp"]) + averages
-
-
-def _integer(call: Call, name: str) -> int:
-    return int(call.arguments[name])  # type: ignore[arg-type]
