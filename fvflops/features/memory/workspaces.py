@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from fvflops.formulas import Call
+from fvflops.torch_internals import has_kernel_for_key
 from fvflops.trace import Signature, TensorSpec, Trace
 
 # oneDNN's convolutions read an image of up to so many channels as it stands. Of others the blocks, which have 8 or 16
@@ -125,6 +124,6 @@ def _is_composite(op: str) -> bool:
     if not op.startswith("aten::") or op in OWN_KERNELS:
         return False
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
+        return has_kernel_for_key(op, "CompositeImplicitAutograd")
     except RuntimeError:  # an op that this torch does not have
         return False
