@@ -133,7 +133,6 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _PROBE = "profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
-_PUBLIC_BUT_FOR_MODULE = "recording of op calls"
 
 INTERNALS: Mapping[str, Internal] = {
     # Calls of modules, functions and backward passes
@@ -153,8 +152,8 @@ INTERNALS: Mapping[str, Internal] = {
     "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", "foreach steps by shapes"),
     "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", "foreach steps by shapes"),
     # Ops and their dispatch
-    "OpOverload": Internal("torch._ops", "OpOverload", _PUBLIC_BUT_FOR_MODULE),
-    "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _PUBLIC_BUT_FOR_MODULE),
+    "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
+    "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _MODES),
     "HigherOrderOperator": Internal("torch._ops", "HigherOrderOperator", _CONTROL),
     "DispatchKey": Internal("torch._C", "DispatchKey", _COMPOSITE),
     "has_kernel": Internal("torch._C", "_dispatch_has_kernel", _COMPOSITE),
@@ -259,6 +258,47 @@ INTERNALS: Mapping[str, Internal] = {
     "loaded_contract": Internal("torch.distributed._composable.contract", "", _REPLICATE, "loaded"),
     "loaded_fsdp": Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "", _FSDP, "loaded"),
 }
+
+# Private attributes of torch's objects, which are read where the objects are met: many are on hot paths, and all are as
+# clear as a function around them would be. An object that lacks one raises AttributeError.
+ATTRIBUTES: tuple[Internal, ...] = (
+    Internal("torch.nn", "Module._parameters", _MODULES),
+    Internal("torch.nn", "Module._buffers", _MODULES),
+    Internal("torch.nn", "Module._modules", _MODULES),
+    Internal("torch.nn", "Module._get_name", _MODULES),
+    Internal("torch.nn", "Module._apply", _PLAN),
+    Internal("torch.nn", "Module._compiled_call_impl", "counting of modules that compile() was called on"),
+    Internal("torch.nn", "RNNBase._flat_weights", "shape execution of recurrent networks"),
+    Internal("torch.nn", "RNNBase._flat_weight_refs", "shape execution of recurrent networks"),
+    Internal("torch", "Tensor._version", "notice of changed contents"),
+    Internal("torch", "Tensor._values", "counting of sparse tensors"),
+    Internal("torch", "Tensor._is_view", _RESTORED),
+    Internal("torch", "Tensor._backward_hooks", _RESTORED),
+    Internal("torch._C", "TensorBase._has_symbolic_sizes_strides", "fast import of shape execution"),
+    Internal("torch.nn.parameter", "Parameter._is_param", _BY_SHAPES),
+    Internal("torch", "UntypedStorage._cdata", "aliasing of storages"),
+    Internal("torch._C", "_FunctionBase._sequence_nr", _BACKWARD_OWNERS),
+    Internal("torch._ops", "OpOverload._schema", _MODES),
+    Internal("torch._ops", "OpOverload._op", _MODES),
+    Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
+    Internal("torch", "ScriptObject._type", "packed weights of quantised modules"),
+    Internal("torch", "ScriptObject._has_method", "packed weights of quantised modules"),
+    Internal("torch", "ScriptObject._get_method", "packed weights of quantised modules"),
+    Internal("torch.nn.parallel", "DistributedDataParallel._get_ddp_logging_data", _DDP),
+    Internal("torch.nn.parallel", "DistributedDataParallel._has_rebuilt_buckets", _DDP),
+    Internal("torch._C._distributed_c10d", "Reducer._reset_state", _DDP),
+    Internal("torch._C._distributed_c10d", "Reducer._push_all_rebuilt_params", _DDP),
+    Internal("torch._C._distributed_c10d", "ProcessGroup._set_group_desc", _PLAN),
+    Internal("torch.distributed.device_mesh", "DeviceMesh._flatten", _PLAN),
+    Internal("torch.distributed.tensor.parallel", "ParallelStyle._apply", _PLAN),
+    Internal("torch.distributed._composable.replicate", "_ReplicateState._ddp", _REPLICATE),
+    Internal("torch.distributed._composable.replicate", "_ReplicateState._param_list", _REPLICATE),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "_get_module_fsdp_state", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._state_ctx", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._comm_ctx", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._fsdp_param_groups", _FSDP, optional=True),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._fsdp_param_group", _FSDP, optional=True),
+)
 
 
 def __getattr__(name: str) -> Any:
