@@ -7,16 +7,17 @@ and formulas may not import from capture. torch is imported when the first name 
 (triton's wrapper, the fake process group) when that name is. What imports a name keeps it, so that a hot path looks
 nothing up.
 
-Where torch has a name no more, what fvflops would do with it raises MissingInternal, which says what is lost; the rest
-works on. A function that was to be wrapped is left alone, with a warning that says the same. A name that is `optional`
-is None then: older or newer versions of torch do without it.
+Where torch has a name no more, its use raises MissingInternal, which says what is lost; what does not use it still
+works. A function that was to be wrapped is left alone, and a name that has a `fallback` is replaced by it, with a
+warning that says the same. A name that is `optional` is None then: older or newer versions of torch do without it.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -52,6 +53,7 @@ class Internal:
     lost: str = ""
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
+    fallback: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -87,6 +89,9 @@ class Internal:
         except MissingInternal as error:
             if self.optional:
                 return None
+            if self.fallback is not None:
+                warnings.warn(str(error), stacklevel=3)
+                return self.fallback
             missing = Missing(str(error))
             return (missing, attribute) if self.kind == "target" else missing
         return (holder, attribute) if self.kind == "target" else partial(getattr, holder, attribute)
@@ -111,6 +116,8 @@ class Missing:
 _BY_SHAPES = "shape execution; execution='real' still works"
 _MODULES = "attribution to modules; counts by operator still work"
 _BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
+_NODES = "phases and modules of backward ops"
+_FORWARD = "counts of a forward pass by FlopCountAnalysis; fvflops.record still works"
 _RECOMPUTE = "recomputation phase of activation checkpointing; its ops count as backward"
 _FUNCTIONS = "attribution to autograd.Function; counts by operator still work"
 _CONTROL = "counting inside cond, while_loop, scan and flex_attention"
@@ -128,7 +135,7 @@ _SETTINGS = "restoring of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
 _COMPOSITE = "telling which ops torch decomposes"
-_CUDA_SHAPES = "shape execution as on CUDA; execution='real' still works"
+_CUDA_SHAPES = "shape execution as on CUDA"
 _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _PROBE = "profiling overhead"
@@ -143,8 +150,8 @@ INTERNALS: Mapping[str, Internal] = {
     "CheckpointFrame": Internal("torch.utils.checkpoint", "_CheckpointFrame", _RECOMPUTE),
     "StopRecomputation": Internal("torch.utils.checkpoint", "_StopRecomputationError", _RECOMPUTE),
     "CheckpointBackward": Internal("torch.utils.checkpoint", "CheckpointFunction._backward_cls", _RECOMPUTE),
-    "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS),
-    "current_autograd_node": Internal("torch._C", "_current_autograd_node", _BACKWARD_OWNERS),
+    "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS, fallback=lambda: 0),
+    "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES),
     "grad_switch": Internal("torch._C", "_set_grad_enabled", "notice of a model that needs gradients", "target"),
     "TensorBase": Internal("torch._C", "TensorBase", "notice of a model that needs gradients"),
     "StorageBase": Internal("torch._C", "StorageBase", _UNSEEN),
@@ -207,7 +214,7 @@ INTERNALS: Mapping[str, Internal] = {
     "set_conjugate": Internal("torch._C", "_set_conj", _BY_SHAPES),
     "set_negative": Internal("torch._C", "_set_neg", _BY_SHAPES),
     "disable_torch_dispatch": Internal("torch._C", "_DisableTorchDispatch", _BY_SHAPES),
-    "below_autograd": Internal("torch._C", "_AutoDispatchBelowAutograd", _BY_SHAPES),
+    "below_autograd": Internal("torch._C", "_AutoDispatchBelowAutograd", _FORWARD),
     "select_convolution_backend": Internal("torch._C", "_select_conv_backend", _LAYOUTS),
     "convolution_memory_format": Internal("torch._C", "_conv_determine_backend_memory_format", _LAYOUTS),
     "is_mkldnn_enabled": Internal("torch._C", "_get_mkldnn_enabled", _LAYOUTS),
@@ -277,7 +284,7 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch._C", "TensorBase._has_symbolic_sizes_strides", "fast import of shape execution"),
     Internal("torch.nn.parameter", "Parameter._is_param", _BY_SHAPES),
     Internal("torch", "UntypedStorage._cdata", "aliasing of storages"),
-    Internal("torch._C", "_FunctionBase._sequence_nr", _BACKWARD_OWNERS),
+    Internal("torch._C", "_FunctionBase._sequence_nr", _NODES),
     Internal("torch._ops", "OpOverload._schema", _MODES),
     Internal("torch._ops", "OpOverload._op", _MODES),
     Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
