@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "fvflops"
 # From the bottom up; parts in one tuple do not import each other.
 FLOORS = (
-    ("units", "paths", "text", "garbage_collector"),
+    ("units", "paths", "text", "garbage_collector", "torch_internals"),
     ("trace", "zoo"),
     ("formulas", "capture"),
     ("counting",),

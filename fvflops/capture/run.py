@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.autograd_use import AutogradUse, AutogradUsed
 from fvflops.capture.instrument.backward import gradients_restored
@@ -48,6 +46,7 @@ from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
+from fvflops.torch_internals import below_autograd, dispatch_mode_stack, pytree
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -172,7 +171,7 @@ at_fork(_take_turns_anew)
 @contextmanager
 def suspend_outer_recordings() -> Iterator[None]:
     """Keep the recordings that go on around this one from taking down what it runs."""
-    outer = [mode.recorder for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
+    outer = [mode.recorder for mode in dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
     with ExitStack() as stack:
         for recorder in outer:
             stack.callback(recorder.resume)
@@ -451,7 +450,7 @@ class _Run:
         with ExitStack() as stack:
             if self._vocabulary == "composite":
                 stack.enter_context(torch.no_grad())
-                stack.enter_context(torch._C._AutoDispatchBelowAutograd())
+                stack.enter_context(below_autograd())
             elif self._loss is not None:
                 stack.enter_context(torch.enable_grad())
             yield
@@ -517,7 +516,7 @@ class _Run:
 
 def shape_run_is_on() -> bool:
     """Return whether a run by shapes goes on in this thread."""
-    return any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack())
+    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 
 
 def _on_meta(reading: ModelIndex) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
@@ -39,6 +38,7 @@ from fvflops.capture.shapes.survivors import release, say_kept
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
+from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
@@ -115,7 +115,7 @@ class Session:
         recorder.module_of_tensor = self._reading.source_devices()
         self._thread = threading.get_ident()
         with deferred(), ExitStack() as stack:
-            self._modes = _get_current_dispatch_mode_stack()
+            self._modes = dispatch_mode_stack()
             stack.callback(recorder.close)
             stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(compiler_disabled())

@@ -34,14 +34,14 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
     >>> [overload.arguments for overload in overloads_of("aten::mm")][0]
     ('self', 'mat2')
     """
-    import torch
+    from fvflops.torch_internals import schemas_of_packet
 
     packet = packet_of(op)
-    if packet.startswith("prims::") and not torch._C._jit_get_schemas_for_operator(packet):
+    if packet.startswith("prims::") and not schemas_of_packet(packet):
         # torch's compiler defines some when it is imported, which takes as long as torch itself.
-        import torch._inductor.inductor_prims
+        from fvflops.torch_internals import inductor_prims  # noqa: F401
     found = []
-    for schema in torch._C._jit_get_schemas_for_operator(packet):
+    for schema in schemas_of_packet(packet):
         name = f"{packet}.{schema.overload_name}" if schema.overload_name else packet
         if op in (packet, name):
             text = str(schema)
@@ -87,16 +87,16 @@ def _nearest_namespace(namespace: str) -> str:
 
 
 def _namespaces() -> set[str]:
-    import torch
+    from fvflops.torch_internals import all_op_names
 
-    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}.union(_OTHER_NAMESPACES)
+    return {name.partition("::")[0] for name in all_op_names()}.union(_OTHER_NAMESPACES)
 
 
 @lru_cache(maxsize=1)
 def _every_op() -> Sequence[str]:
-    import torch
+    from fvflops.torch_internals import all_schemas
 
-    return sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+    return sorted({schema.name for schema in all_schemas()})
 
 
 def is_composite(name: str) -> bool:
@@ -105,9 +105,9 @@ def is_composite(name: str) -> bool:
     >>> is_composite("aten::linear"), is_composite("aten::addmm"), is_composite("aten::no_such_op")
     (True, False, False)
     """
-    import torch
+    from fvflops.torch_internals import has_kernel_for_key
 
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+        return bool(has_kernel_for_key(name, "CompositeImplicitAutograd"))
     except RuntimeError:  # an op that this torch lacks, or one of TorchScript's, which has no dispatcher entry
         return False

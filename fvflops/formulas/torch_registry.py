@@ -65,11 +65,11 @@ def _formulas() -> Mapping[Any, Callable[..., Any]]:
 
 def _name_of(target: Any) -> str:
     """Return the name, as a signature has it, of what a formula is registered for; "" for a Triton kernel."""
-    import torch
+    from fvflops.torch_internals import HigherOrderOperator, OpOverloadPacket
 
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverloadPacket):
         return str(target).replace(".", "::", 1)
-    return f"higher_order::{target.name()}" if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    return f"higher_order::{target.name()}" if isinstance(target, HigherOrderOperator) else ""
 
 
 def _is_torchs(formula: Callable[..., Any]) -> bool:

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch.autograd import function as autograd_function
-
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
 
 # On the base class that `Function.apply` calls, so that an `apply` which a program took hold of when it was imported
 # (`swish = Swish.apply`) is seen too.
-_APPLY = Patch(autograd_function._SingleLevelFunction, "apply", classmethod)
+_APPLY = Patch(*function_apply, as_attribute=classmethod)
 
 
 def function_regions(recorder: Recorder) -> list[Wrapping]:

@@ -11,14 +11,14 @@ import torch
 from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
 
 # Grad mode is switched on by nothing but this, also by torch.enable_grad, as a context and as a decorator.
-_SWITCHES = Patch(torch._C, "_set_grad_enabled")
+_SWITCHES = Patch(*grad_switch)
 _REQUESTS = Patch(torch.Tensor, "requires_grad_")
 _FLAGS = Patch(torch.Tensor, "requires_grad")
 
-_peek_interpreter = torch._C._functorch.peek_interpreter_stack
-_DERIVATIVES = frozenset({torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp})
+_DERIVATIVES = frozenset({TransformType.Grad, TransformType.Jvp})
 
 
 class AutogradUsed(BaseException):
@@ -69,7 +69,7 @@ class AutogradUse:
         return requires_grad_
 
     def _around_flag(self, original: Any) -> Any:
-        own: Any = torch._C.TensorBase.requires_grad
+        own: Any = TensorBase.requires_grad
         descriptor = original if isinstance(original, property) else own
 
         def put(tensor: torch.Tensor, requires_grad: bool) -> None:
@@ -92,5 +92,5 @@ class AutogradUse:
 
 def _in_derivative() -> bool:
     """Return whether torch.func takes a derivative just now: it does so below autograd too."""
-    interpreter = _peek_interpreter()
+    interpreter = peek_interpreter()
     return interpreter is not None and interpreter.key() in _DERIVATIVES

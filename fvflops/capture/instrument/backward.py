@@ -12,9 +12,10 @@ import torch
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import leaves_of, restore_all
+from fvflops.torch_internals import engine_run
 
 # `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all come down to it.
-ENGINE_RUNS = Patch(torch.autograd, "_engine_run_backward")
+ENGINE_RUNS = Patch(*engine_run)
 
 
 def backward_hooks(recorder: Recorder) -> list[Wrapping]:

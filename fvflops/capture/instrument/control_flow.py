@@ -9,10 +9,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch._higher_order_ops import utils as higher_order
-from torch._ops import HigherOrderOperator
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.instrument.triton_launches import launch_kernel
@@ -20,13 +16,24 @@ from fvflops.capture.recorder.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema
 from fvflops.capture.restore.interrupts import deferred
+from fvflops.torch_internals import (
+    DispatchKey,
+    DispatchModeKey,
+    HigherOrderOperator,
+    compile_and_call,
+    disable_dispatch_modes,
+    get_dispatch_mode,
+    is_batched,
+    is_functorch_wrapped,
+    pytree,
+    unwrap_functorch,
+)
 
-_DENSE = torch._C.DispatchKey.CompositeExplicitAutograd
+_DENSE = DispatchKey.CompositeExplicitAutograd
 # The function in torch, where it has one, that compiles what it is given and calls it.
-_COMPILES = "_hop_compile_and_call"
-_COMPILED = Patch(higher_order, _COMPILES) if hasattr(higher_order, _COMPILES) else None
+_COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
-_TRACERS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+_TRACERS = tuple(DispatchModeKey.__members__.values())
 
 
 class Mode(Protocol):
@@ -58,11 +65,11 @@ class Flow:
 
     def truth_of(self, value: Any) -> bool | None:
         """Return whether a condition holds, or None where that is not known."""
-        while isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
-            value = torch._C._functorch.get_unwrapped(value)
+        while isinstance(value, torch.Tensor) and is_functorch_wrapped(value):
+            value = unwrap_functorch(value)
         if isinstance(value, torch.Tensor) and not self.mode.has_values([value]):
             return None
-        with deferred(), _disable_current_modes():
+        with deferred(), disable_dispatch_modes():
             return bool(value)
 
 
@@ -108,7 +115,7 @@ def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callabl
 
 def _is_traced() -> bool:
     """Return whether torch makes a graph of what runs, and has rules of its own for that."""
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+    return any(get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def _choose(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
@@ -116,7 +123,7 @@ def _choose(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequen
 
     Where `vmap` makes many conditions of one, both run and are chosen from, as in torch.
     """
-    if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
+    if isinstance(pred, torch.Tensor) and is_batched(pred):
         return pytree.tree_map(partial(torch.where, pred), true_fn(*operands), false_fn(*operands))
     truth = flow.truth_of(pred)
     if truth is not None:
@@ -186,7 +193,7 @@ def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
 def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any) -> Any:
     """Record a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
     with deferred():  # what is half imported cannot be imported again
-        from torch._higher_order_ops import triton_kernel_wrap
+        from fvflops.torch_internals import triton_kernel_wrap
 
     clones = rest.pop("tensors_to_clone", None)
     table = triton_kernel_wrap.kernel_side_table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -28,6 +27,7 @@ from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import mode_is_on
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
+from fvflops.torch_internals import loaded_compiler
 
 
 @contextmanager
@@ -139,4 +139,4 @@ _COMPILE = Patch(torch, "compile")
 
 def is_compiler_loaded() -> bool:
     """Return whether the program may have compiled code; to load the compiler takes seconds."""
-    return "torch._dynamo" in sys.modules
+    return loaded_compiler() is not None

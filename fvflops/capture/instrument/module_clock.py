@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.instrument.instrument import compiler_disabled
 from fvflops.capture.instrument.modules import module_scopes
@@ -19,6 +18,7 @@ from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, restore_all
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import suspend_outer_recordings
+from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import StopsAt, Trace
 
 
@@ -63,7 +63,7 @@ def unchanged(reading: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] 
     """
     snapshot = Snapshot(reading, inputs)
     buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
-    with _disable_current_modes():
+    with disable_dispatch_modes():
         views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _has_elements(tensor)]
         held = [(view, view.clone()) for view in views]
     try:

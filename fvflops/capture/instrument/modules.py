@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_goes
+from fvflops.torch_internals import function_mode_stack, module_call
 
 # Their forward takes a fused path, in which neither their submodules nor their products show, when no gradient is
 # needed and no torch function mode is on. A mode that does nothing therefore keeps them on the path that training
 # takes, and, unlike torch.backends.mha's switch, nobody else sees it.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
-CALLS = Patch(nn.Module, "_call_impl")
+CALLS = Patch(*module_call)
 _COMPILES = Patch(nn.Module, "compile")
 
 
@@ -35,7 +36,7 @@ class _Unfused(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         # A signal may have broken off what torch does with the stack of modes.
-        stack = _get_current_function_mode_stack()
+        stack = function_mode_stack()
         if stack and stack[-1] is self:
             super().__exit__(*error)
 

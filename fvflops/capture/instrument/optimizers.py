@@ -9,14 +9,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils import _foreach_utils
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
 from fvflops.capture.restore.forks import undone_in_child
@@ -24,12 +21,13 @@ from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import foreach_types, is_wrapper_subclass, optimizer_foreach_types
 from fvflops.trace import Region
 
 # Whether an optimizer takes all parameters at once by default is asked of their types and devices (CUDA's, not the
 # CPU's): those of a run by shapes answer as the parameters that they stand for. DTensor enters itself here too.
-for _types in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
-    _types.append(ShapeTensor)  # type: ignore[arg-type]
+for _types in (optimizer_foreach_types, foreach_types):
+    _types.append(ShapeTensor)
 
 
 class GroupStep:
@@ -89,7 +87,7 @@ class GroupStep:
 
 def _storages(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
     """Return the numbers of the storages of a tensor, or of those inside a wrapper such as a DTensor."""
-    if is_traceable_wrapper_subclass(tensor):
+    if is_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         inner = [getattr(tensor, name) for name in names]
         return [index for item in inner if isinstance(item, torch.Tensor) for index in _storages(recorder, item)]

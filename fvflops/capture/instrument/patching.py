@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.interrupts import deferred
+from fvflops.torch_internals import message_of_missing
 
 Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
@@ -36,6 +38,8 @@ class Patch:
 
     def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] | None = None) -> None:
         self._owner = owner
+        # What is lost, where this torch has no such function.
+        self.lost = message_of_missing(owner)
         self._name = name
         self._as_attribute = as_attribute
         self._wraps: list[Wrap] = []
@@ -91,8 +95,14 @@ Wrapping = tuple[Patch, Wrap]
 
 @contextmanager
 def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
-    """Wrap functions for as long as the context lasts, all in one step and back in another: a run wraps some 30."""
+    """Wrap functions for as long as the context lasts, all in one step and back in another: a run wraps some 30.
+
+    One that this torch does not have is left out, with a warning that says what is lost.
+    """
     wrappings = list(wrappings)
+    for lost in {patch.lost: None for patch, _ in wrappings if patch.lost is not None}:
+        warnings.warn(lost, stacklevel=3)
+    wrappings = [(patch, wrap) for patch, wrap in wrappings if patch.lost is None]
     try:
         with deferred(), _LOCK:
             for patch, wrap in wrappings:

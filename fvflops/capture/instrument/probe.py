@@ -9,7 +9,14 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.torch_internals import (
+    cuda_sleep,
+    disable_dispatch_modes,
+    disable_torch_function,
+    dispatch_stack_length,
+    function_stack_length,
+)
 
 MEASURES = ("time", "memory")
 # An op that does nothing, and that torch.profiler does not see. It is called after each of the first ops, and then
@@ -64,7 +71,7 @@ class Probe:
         self._ops = 0
         self._dispatch_samples: list[int] = []  # in the order of their times
         self._holds: list[tuple[Any, Any]] = []  # events before and after each
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with disable_dispatch_modes(), disable_torch_function():
             self._tensor = torch.zeros((), device="cpu")
             _do_nothing(self._tensor)  # the first call in a process takes longer
         # Read first and last around an op, without a function of ours between: after a kernel that would take long.
@@ -80,7 +87,7 @@ class Probe:
                 torch.cuda.reset_peak_memory_stats(self._cuda)
         if self._time and self._cuda is not None:
             before = _record_event()
-            torch.cuda._sleep(_HOLD)
+            cuda_sleep(_HOLD)
             event = _record_event()
             self._holds.append((before, event))
         return StartMark(self.overhead_ns, event, memory, len(self._holds))
@@ -96,7 +103,7 @@ class Probe:
         """Note that an op has run, and after some see what the way to an op and back takes, if no other mode would."""
         self._ops += 1
         due = self._time and (self._ops <= _ONE_IN or self._ops % _ONE_IN == 0)
-        if not due or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        if not due or dispatch_stack_length() or function_stack_length():
             return
         begun = self.clock()
         _do_nothing(self._tensor)

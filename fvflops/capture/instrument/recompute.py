@@ -5,17 +5,16 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch.utils import checkpoint
 
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import BEFORE, Recorder
+from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_autograd_node
 
-_HOOK: Any = checkpoint._recomputation_hook
-_MAKE_FRAME = Patch(checkpoint._CheckpointFrame, "__init__")
-_MAKE_HOOK = Patch(_HOOK, "__init__")
-_ENTER_HOOK = Patch(_HOOK, "__enter__")
-_LEAVE_HOOK = Patch(_HOOK, "__exit__")
+_MAKE_FRAME = Patch(CheckpointFrame, "__init__")
+_MAKE_HOOK = Patch(RecomputationHook, "__init__")
+_ENTER_HOOK = Patch(RecomputationHook, "__enter__")
+_LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
 _GO_BACK = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
 
 
@@ -69,7 +68,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
         def backward(ctx: Any, *gradients: Any) -> Any:
             if not recorder.is_recording_thread():
                 return original(ctx, *gradients)
-            before = recorder.begin_rerun(recorder.owner_of(torch._C._current_autograd_node()))
+            before = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
             try:
                 return original(ctx, *gradients)
             finally:

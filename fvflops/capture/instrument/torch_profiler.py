@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._C._profiler import _RecordFunctionFast
 
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.forks import undone_in_child
+from fvflops.torch_internals import RecordFunction
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
 # What all ranges begin with; torch.profiler names modules alike where it takes stacks.
@@ -67,7 +67,7 @@ def module_ranges(reading: ModelIndex) -> Iterator[None]:
                 mark = None if inner is module else marks.get(inner)
                 if mark is None:
                     return original(module, *args, **kwargs)
-            with _RecordFunctionFast(mark):
+            with RecordFunction(mark):
                 return original(module, *args, **kwargs)
 
         return call
@@ -89,7 +89,7 @@ def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        with _RecordFunctionFast(mark):
+        with RecordFunction(mark):
             return compiled(*args, **kwargs)
 
     return call

@@ -6,11 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    is_traceable_wrapper_subclass_type,
-)
 
 from fvflops.capture.real.signature_cache import SignatureCache, have_values
 from fvflops.capture.recorder.recorder import Recorder
@@ -19,6 +14,7 @@ from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_reasoning
+from fvflops.torch_internals import OpOverload, TorchDispatchMode, disable_dispatch_modes, is_wrapper_subclass_type
 from fvflops.trace import Signature
 
 # What a FakeTensor or a wrapper is asked by torch, and is no op of the model's.
@@ -27,7 +23,7 @@ _QUESTIONS = frozenset({"prim::device", "prim::layout"})
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
     """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
-    return any(cls is not ShapeTensor and is_traceable_wrapper_subclass_type(cls) for cls in types)
+    return any(cls is not ShapeTensor and is_wrapper_subclass_type(cls) for cls in types)
 
 
 class SubclassAwareMode(TorchDispatchMode):
@@ -88,7 +84,7 @@ class RecordingMode(SubclassAwareMode):
         if plan is None:
             schema = known_schema(func)
             # Of most ops torch's own function, without the frame that does nothing but call it.
-            run = func._op if type(func) is torch._ops.OpOverload else func
+            run = func._op if type(func) is OpOverload else func
             if schema.name in _QUESTIONS:
                 run = None
             plan = schema, schema.composite and schema.name not in recorder.stops_at, run, func
@@ -160,7 +156,7 @@ class RecordingMode(SubclassAwareMode):
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
-        with deferred(), _disable_current_modes():
+        with deferred(), disable_dispatch_modes():
             result = run()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())

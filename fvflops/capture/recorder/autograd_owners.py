@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import tensors_of
-
-_next_number = torch.autograd._get_sequence_nr
+from fvflops.torch_internals import next_sequence_number
 
 
 class _Numbers:
@@ -34,13 +33,13 @@ class NodeOwners:
 
     def __init__(self) -> None:
         self.callers: list[int] = []
-        self._threads = {get_ident(): _Numbers(_next_number())}
+        self._threads = {get_ident(): _Numbers(next_sequence_number())}
         self._mark = object()
         self._has_marks = False
 
     def note(self, stack: int, op: str = "") -> None:
         """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
-        number = _next_number()
+        number = next_sequence_number()
         numbers = self._threads.get(get_ident())
         if numbers is None:
             # What this thread had counted before is not known, but an op's node is made just before the op is seen.

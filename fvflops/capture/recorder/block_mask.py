@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.recorder.signature import Stated
 from fvflops.capture.restore.interrupts import deferred
+from fvflops.torch_internals import disable_dispatch_modes
 
 # Where the tuple that is made of a block mask stands among an op's arguments; query and key come first.
 BLOCK_MASKS = {"flex_attention": 4, "flex_attention_backward": 9}
@@ -38,7 +38,7 @@ def count_mask(args: Sequence[Any], position: int, knows: Callable[[list[Any]], 
     if isinstance(mask[-1], Stated) or not lists or not knows(lists):
         return tuple(args)
     query, key = args[0].shape, args[1].shape
-    with deferred(), _disable_current_modes():
+    with deferred(), disable_dispatch_modes():
         # The blocks that the mask function is asked about, and those that lie in it wholly, where these are apart.
         pairs = sum(
             count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])

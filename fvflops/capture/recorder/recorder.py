@@ -11,8 +11,6 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
@@ -22,6 +20,13 @@ from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.unseen_work import UNINITIALISED, UnseenWork
+from fvflops.torch_internals import (
+    CheckpointBackward,
+    StopRecomputation,
+    current_autograd_node,
+    dispatch_mode_stack,
+    is_functorch_wrapped,
+)
 from fvflops.trace import (
     Event,
     ModuleTree,
@@ -45,14 +50,12 @@ _Calls = Counter[tuple[int, int, str]]
 _NO_TENSORS: tuple[Value, ...] = ()
 # The node whose backward runs a checkpointed forward again, torch's own and that of libraries which copied it.
 _REENTRANT = "CheckpointFunctionBackward"
-_TORCHS_OWN: type = CheckpointFunction._backward_cls
+_TORCHS_OWN: type = CheckpointBackward
 # The node that adds to a leaf's gradient.
 _ACCUMULATES = "AccumulateGrad"
 # NodeOwners that are no modules of the model.
 BEFORE = "<before recording>"
 OUTSIDE = "<outside the model>"
-
-_current_node = torch._C._current_autograd_node
 
 
 class Recorder(ThreadState):
@@ -132,9 +135,9 @@ class Recorder(ThreadState):
         """Return whether what this thread does is recorded: the thread itself, or what autograd does in another."""
         if get_ident() == self.thread or get_ident() in self._adopted:
             return self.recording
-        if not (self.recording and self.backward) or _current_node() is None:
+        if not (self.recording and self.backward) or current_autograd_node() is None:
             return False
-        modes = _get_current_dispatch_mode_stack()
+        modes = dispatch_mode_stack()
         return any(getattr(mode, "recorder", None) is self for mode in modes)
 
     def thread_state(self) -> ThreadState:
@@ -203,7 +206,7 @@ class Recorder(ThreadState):
             strand = self.thread_state()
             strand.drop_ended_steps()
             base, phase = self._place(strand)
-            node = _current_node()
+            node = current_autograd_node()
             self.events.append(("enter", region, base, phase, strand.thread_number))
         else:
             strand, node = self.thread_state() if self._thread_states else self, None
@@ -239,7 +242,7 @@ class Recorder(ThreadState):
         del strand.opened[token:]
         if self.backward:
             self.owners.note(strand.stack)
-        if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not _StopRecomputationError:
+        if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not StopRecomputation:
             self._raised = error, strand.stack
         outputs: tuple[Value, ...]
         if type(values) is ShapeTensor:
@@ -259,7 +262,7 @@ class Recorder(ThreadState):
         if error is None and strand is self and not self.backward and not measured:
             self.events.append(("exit", number, base, "forward"))
         else:
-            phase = self._phase(strand, _current_node())
+            phase = self._phase(strand, current_autograd_node())
             row = ("exit", number, base, phase, strand.thread_number, (), (), error is not None)
             self.events.append((*row, *measured))
         if meter is not None:
@@ -325,7 +328,7 @@ class Recorder(ThreadState):
         strand = self.thread_state()
         self.note_autograd_nodes()
         before = strand.stack, strand.rerun
-        strand.stack, strand.rerun = stack, _current_node()
+        strand.stack, strand.rerun = stack, current_autograd_node()
         return before
 
     def end_rerun(self, before: tuple[int, Any]) -> None:
@@ -487,7 +490,7 @@ class Recorder(ThreadState):
             # Python's collector may run in any thread.
             strand = self._thread_states.get(get_ident(), self)
             self.events.append(
-                ("free", index, strand.stack, self._phase(strand, _current_node()), strand.thread_number)
+                ("free", index, strand.stack, self._phase(strand, current_autograd_node()), strand.thread_number)
             )
 
     def close(self) -> None:
@@ -550,7 +553,7 @@ class Recorder(ThreadState):
         stack, phase = strand.stack, "forward"
         if not self.backward:
             return stack, phase
-        node = _current_node()
+        node = current_autograd_node()
         owners = self.owners
         # Nearly all ops of a forward pass come no further.
         if node is not None or strand.active_optimizers or owners.callers:
@@ -651,4 +654,4 @@ class _Ends(list[tuple[Any, ...]]):
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout is torch.strided and not is_functorch_wrapped(tensor)

@@ -14,6 +14,7 @@ import torch
 
 from fvflops.capture.recorder.value_reader import Valued, find_valued
 from fvflops.capture.shapes.metadata import dense_spec, dtype_name
+from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_kernel_for_key
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -74,7 +75,7 @@ def known_schema(op: Any) -> OpSchema:
 
 def describe_op(op: Any) -> OpSchema:
     """Return what is known of an `OpOverload` or a `HigherOrderOperator`."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         name, names = f"higher_order::{op.name()}", _NAMES.get(op.name(), ())
         position = {argument: index for index, argument in enumerate(names)}
         return OpSchema(name, names, (None,) * len(names), position, (), False, f"{name}({', '.join(names) or '...'})")
@@ -93,11 +94,10 @@ def describe_op(op: Any) -> OpSchema:
             if argument.alias_info is not None and argument.alias_info.is_write
         ),
         composite=(
-            torch._C.DispatchKey.CompositeImplicitAutograd in op.py_kernels
+            DispatchKey.CompositeImplicitAutograd in op.py_kernels
             or (
                 # A wrapper is asked for prim::layout too, which is TorchScript's and not known to the dispatcher.
-                torch._C._dispatch_has_kernel(op.name())
-                and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+                has_kernel(op.name()) and has_kernel_for_key(op.name(), "CompositeImplicitAutograd")
             )
         ),
         text=str(schema),
@@ -169,9 +169,10 @@ def describe_group(value: Value) -> Value:
     """Return what stands for the process group of a name; of a name that is no group's, the name."""
     if not isinstance(value, str):
         return value
+    from fvflops.torch_internals import resolve_process_group
+
     try:
-        resolve: Any = torch.distributed.distributed_c10d._resolve_process_group
-        return _sign_group(resolve(value))
+        return _sign_group(resolve_process_group(value))
     except (RuntimeError, ValueError):
         return value
 

@@ -8,8 +8,8 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
 
 # What torch, flash-attn and xFormers call the starts of packed sequences and the lengths of their keys in use.
@@ -88,7 +88,7 @@ class ValueReader:
             return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None
         if tensor.ndim != 1 or tensor.numel() > _MOST or tensor.is_floating_point():
             return None
-        with _disable_current_modes():
+        with disable_dispatch_modes():
             return tuple(tensor.tolist())
 
     def _count_mask(self, mask: torch.Tensor) -> int:
@@ -103,7 +103,7 @@ class ValueReader:
         if known is not None and version >= 0 and known[0]() is storage:
             return known[1]
         repeats = 1
-        with _disable_current_modes():
+        with disable_dispatch_modes():
             few = mask.detach()
             for dim, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
                 if step == 0 and size > 1:  # one mask for all heads, or for all batches
@@ -117,5 +117,5 @@ class ValueReader:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    wrapped = is_functorch_wrapped(tensor)
     return tensor.layout is torch.strided and not tensor.is_nested and not wrapped

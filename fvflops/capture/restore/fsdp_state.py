@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+
+from fvflops.torch_internals import loaded_fsdp
 
 
 def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
@@ -15,7 +16,7 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     A run by shapes leaves tensors without numbers there. Of modules that are gathered right now there are none either:
     a run lets go of what is gathered, and only FSDP2 can gather it again.
     """
-    loaded = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    loaded = loaded_fsdp()
     if loaded is None:
         return []
     found = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))

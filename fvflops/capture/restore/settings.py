@@ -11,6 +11,15 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn, mha, mkldnn, opt_einsum, quantized
 
+from fvflops.torch_internals import (
+    MissingInternal,
+    get_precision,
+    global_device_context,
+    grad_switch,
+    print_options,
+    set_precision,
+)
+
 Undo = Callable[[], None]
 _Get = Callable[[], Any]
 _Set = Callable[[Any], Any]
@@ -26,8 +35,8 @@ def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
 
 def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
     return (
-        partial(torch._C._get_fp32_precision_getter, backend, op),
-        partial(torch._C._set_fp32_precision_setter, backend, op),
+        partial(get_precision, backend, op),
+        partial(set_precision, backend, op),
     )
 
 
@@ -43,7 +52,7 @@ def _set_anomaly(value: tuple[bool, bool]) -> None:
 
 
 def _default_device() -> Any:
-    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return getattr(global_device_context(), "device_context", None)
 
 
 def _set_default_device(context: Any) -> None:
@@ -51,7 +60,7 @@ def _set_default_device(context: Any) -> None:
 
 
 def _print_options() -> dict[str, Any]:
-    return dict(vars(torch._tensor_str.PRINT_OPTS))
+    return dict(vars(print_options()))
 
 
 # What reads a setting, and what sets it. A reader that raises is of a setting that this torch does not tell.
@@ -60,7 +69,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (_default_device, _set_default_device),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.is_grad_enabled, getattr(*grad_switch)),
     (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_warn_always_enabled, torch.set_warn_always),
@@ -78,7 +87,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     _attribute(quantized, "engine"),
     *(pair for device in _AUTOCAST for pair in _autocast(device)),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    (_print_options, lambda options: vars(torch._tensor_str.PRINT_OPTS).update(options)),
+    (_print_options, lambda options: vars(print_options()).update(options)),
     (sys.getrecursionlimit, sys.setrecursionlimit),
 )
 
@@ -116,12 +125,12 @@ def _watch_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
 def _read_all(settings: tuple[tuple[_Get, _Set], ...]) -> list[Any]:
     try:
         return [get() for get, _ in settings]
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError, MissingInternal):
         return [_read(get) for get, _ in settings]
 
 
 def _read(get: _Get) -> Any:
     try:
         return get()
-    except (RuntimeError, AttributeError):
+    except (RuntimeError, AttributeError, MissingInternal):
         return _ABSENT

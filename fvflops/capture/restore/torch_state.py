@@ -8,18 +8,43 @@ from types import CodeType, TracebackType
 from typing import Any
 
 import torch
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils import _python_dispatch as dispatch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.interrupts import allowed
+from fvflops.torch_internals import (
+    DispatchKeySet,
+    ForceDispatchKeys,
+    InferenceMode,
+    TorchDispatchMode,
+    autocast_devices,
+    disable_dispatch_modes,
+    dispatch_mode_stack,
+    dispatch_stack_length,
+    excluded_keys,
+    forward_ad_level,
+    function_mode_stack,
+    function_stack_length,
+    get_function_state,
+    grad_switch,
+    included_keys,
+    is_multithreading_enabled,
+    is_view_replay_enabled,
+    pop_dispatch_mode,
+    pop_function_mode,
+    pop_saved_hooks,
+    pre_dispatch_stack_length,
+    push_dispatch_mode,
+    push_function_mode,
+    python_dispatch,
+    set_function_state,
+    set_multithreading,
+    set_view_replay,
+    top_saved_hooks,
+    transform_depth,
+    undo_transforms,
+)
 
 # What torch notes beside the stack of modes, and keeps in each mode that is on for when that is off again.
 _FLAGS = {
@@ -32,14 +57,9 @@ _FLAGS = {
             "old_without_ignore_compile_internals_dispatch_mode_flags",
         ),
     )
-    if hasattr(dispatch, name)
+    if hasattr(python_dispatch, name)
 }
-_DEVICES = torch._C._autocast_supported_devices()
-_KEYS = tuple(torch._C.DispatchKey.__members__.values())
-_get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
-_set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_functorch = torch._C._functorch
+_DEVICES = autocast_devices()
 # Guards that are never to end: what they guard was put back so.
 _guards: list[Any] = []
 
@@ -89,17 +109,17 @@ class TorchState:
             layers,
             level,
         ) = self._before
-        if _functorch.get_dynamic_layer_stack_depth() > layers:
-            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(layers)
-        while forward_ad._current_level > level:
+        if transform_depth() > layers:
+            undo_transforms(layers)
+        while forward_ad_level() > level:
             forward_ad.exit_dual_level()
-        while (top := _top_hooks(True)) is not None and not _are_same(top, hooks):
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-        if not _are_same(_get_current_function_mode_stack(), function_modes):
+        while (top := top_saved_hooks(True)) is not None and not _are_same(top, hooks):
+            pop_saved_hooks()
+        if not _are_same(function_mode_stack(), function_modes):
             _set_function_modes(function_modes)
-        if _get_function_state() != function_state:
-            _set_function_state(function_state)
-        if not _are_same(_get_current_dispatch_mode_stack(), modes):
+        if get_function_state() != function_state:
+            set_function_state(function_state)
+        if not _are_same(dispatch_mode_stack(), modes):
             _set_modes(modes)
         for mode, lengths in zip(modes, depths, strict=True):
             for kept, length in zip(_FLAGS.values(), lengths, strict=True):
@@ -110,7 +130,7 @@ class TorchState:
         while _get_nesting() > nesting:
             torch.autocast_decrement_nesting()
         if torch.is_inference_mode_enabled() != inference:
-            guard = torch._C._InferenceMode(inference)
+            guard = InferenceMode(inference)
             guard.__enter__()
             _guards.append(guard)
         if _get_settings() != settings:
@@ -120,20 +140,20 @@ class TorchState:
 
 
 def _read_state() -> tuple[Any, ...]:
-    modes = _get_current_dispatch_mode_stack()
+    modes = dispatch_mode_stack()
     return (
         modes,
         [[len(getattr(mode, kept)) for kept in _FLAGS.values()] for mode in modes],
         _get_flags(),
-        _get_current_function_mode_stack(),
-        _get_function_state(),
+        function_mode_stack(),
+        get_function_state(),
         _get_keys(),
         torch.is_inference_mode_enabled(),
         _get_settings(),
         _get_nesting(),
-        _top_hooks(True),
-        _functorch.get_dynamic_layer_stack_depth(),
-        forward_ad._current_level,
+        top_saved_hooks(True),
+        transform_depth(),
+        forward_ad_level(),
     )
 
 
@@ -177,8 +197,8 @@ _ENDS: dict[CodeType, Callable[[Any], None]] = {
 
 def without_modes() -> AbstractContextManager[Any]:
     """Return a context in which no dispatch mode is on: torch's own, which takes 6 µs, where one is on now."""
-    is_any_on = torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()
-    return _disable_current_modes() if is_any_on else nullcontext()
+    is_any_on = dispatch_stack_length() or pre_dispatch_stack_length()
+    return disable_dispatch_modes() if is_any_on else nullcontext()
 
 
 @contextmanager
@@ -194,7 +214,7 @@ def mode_is_on(mode: TorchDispatchMode) -> Iterator[None]:
 
 def put_back_modes(modes: Sequence[TorchDispatchMode]) -> None:
     """Put on again, below those that are on, the dispatch modes among some that an exception has left off."""
-    stack = _get_current_dispatch_mode_stack()
+    stack = dispatch_mode_stack()
     lost = [mode for mode in modes if not any(item is mode for item in stack)]
     if lost:
         _set_modes([*lost, *stack])
@@ -205,7 +225,7 @@ def function_mode_goes(mode: TorchFunctionMode) -> Iterator[None]:
     """Leave none of a function mode on when the context ends, which is off and on in it."""
 
     def take_off() -> None:
-        stack = _get_current_function_mode_stack()
+        stack = function_mode_stack()
         if any(item is mode for item in stack):
             _set_function_modes([item for item in stack if item is not mode])
 
@@ -217,7 +237,7 @@ def function_mode_goes(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 def _take_off(mode: TorchDispatchMode) -> None:
-    stack = _get_current_dispatch_mode_stack()
+    stack = dispatch_mode_stack()
     places = [place for place, item in enumerate(stack) if item is mode]
     if places == [len(stack) - 1] and len(mode.old_dispatch_mode_flags) == 1:
         mode.__exit__(None, None, None)
@@ -229,7 +249,7 @@ def _take_off(mode: TorchDispatchMode) -> None:
         _set_flags([flags[0] for flags in before] if places[0] == len(stack) - len(places) else _get_flags())
     for flags in before:
         flags.clear()
-    if not _get_current_dispatch_mode_stack():
+    if not dispatch_mode_stack():
         _set_flags([False] * len(_FLAGS))
 
 
@@ -240,37 +260,37 @@ def _are_same(some: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
 
 
 def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
-    while _get_current_dispatch_mode_stack():
-        dispatch._pop_mode()
+    while dispatch_mode_stack():
+        pop_dispatch_mode()
     for mode in modes:
-        dispatch._push_mode(mode)
+        push_dispatch_mode(mode)
 
 
 def _set_function_modes(modes: Sequence[TorchFunctionMode]) -> None:
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
+    while function_stack_length():
+        pop_function_mode()
     for mode in modes:
-        torch._C._push_on_torch_function_stack(mode)
+        push_function_mode(mode)
 
 
 def _get_flags() -> list[bool]:
-    return [getattr(dispatch, name) for name in _FLAGS]
+    return [getattr(python_dispatch, name) for name in _FLAGS]
 
 
 def _set_flags(flags: Sequence[bool]) -> None:
     for name, flag in zip(_FLAGS, flags, strict=True):
-        setattr(dispatch, name, flag)
+        setattr(python_dispatch, name, flag)
     if "_is_in_any_mode_without_ignore_compile_internals" in _FLAGS:
-        dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+        python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
 def _get_keys() -> tuple[int, int]:
-    get = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+    get = included_keys, excluded_keys
     return get[0]().raw_repr(), get[1]().raw_repr()
 
 
 def _set_keys(keys: tuple[int, int]) -> None:
-    guard = torch._C._ForceDispatchKeyGuard(*map(torch._C.DispatchKeySet.from_raw_repr, keys))
+    guard = ForceDispatchKeys(*map(DispatchKeySet.from_raw_repr, keys))
     guard.__enter__()
     _guards.append(guard)
 
@@ -285,8 +305,8 @@ def _get_nesting() -> int:
 def _get_settings() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
-        torch._C._is_multithreading_enabled(),
-        torch._C._is_view_replay_enabled(),
+        is_multithreading_enabled(),
+        is_view_replay_enabled(),
         torch.is_autocast_cache_enabled(),
         *[torch.get_autocast_dtype(device) for device in _DEVICES],
     )
@@ -294,9 +314,9 @@ def _get_settings() -> tuple[Any, ...]:
 
 def _set_settings(settings: tuple[Any, ...]) -> None:
     grad, threads, replay, cache, *dtypes = settings
-    torch._C._set_grad_enabled(grad)
-    torch._C._set_multithreading_enabled(threads)
-    torch._C._set_view_replay_enabled(replay)
+    getattr(*grad_switch)(grad)
+    set_multithreading(threads)
+    set_view_replay(replay)
     torch.set_autocast_cache_enabled(cache)
     for device, dtype in zip(_DEVICES, dtypes, strict=True):
         torch.set_autocast_dtype(device, dtype)

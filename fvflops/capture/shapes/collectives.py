@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fvflops.torch_internals import work_from_future
+
 _WORK = "__torch__.torch.classes.c10d.Work"
 
 
@@ -17,7 +19,6 @@ def is_work(value: Any) -> bool:
 
 def completed_work(results: Sequence[torch.Tensor]) -> Any:
     """Return the handle of a collective that is done, whose future has its results, as DDP's reducer wants them."""
-    make: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(list(results))
-    return make(future).boxed()
+    return work_from_future(future).boxed()

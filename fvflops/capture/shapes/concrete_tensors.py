@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import describe_tensor
 from fvflops.capture.shapes.meta_run import META
 from fvflops.capture.shapes.metadata import Metadata, intern, is_available, metadata_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
 # Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
@@ -88,7 +88,7 @@ class ConcreteTensors:
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
         """Return the spec of a tensor of any layout, and of what torch.func or a graph's tracer makes of one."""
-        wrapped = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped(tensor)
         plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
         return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
 

@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import _VF
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import dispatch_mode_stack, scaled_dot_product_attention, variable_functions
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -41,7 +40,7 @@ def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
 def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in _first(args, kwargs))
-        if on_cuda and any(isinstance(mode, ShapeMode) for mode in _get_current_dispatch_mode_stack()):
+        if on_cuda and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
             result = choice(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -201,18 +200,18 @@ def _patch(owner: Any, name: str) -> Patch:
 
 # Each choice returns NotImplemented where CUDA's is that of the device that is there.
 _Choices = tuple[tuple[Patch, Callable[..., Any]], ...]
-_RECURRENT: _Choices = tuple((_patch(_VF, name), partial(_recur, name)) for name in _MODES)
+_RECURRENT: _Choices = tuple((_patch(variable_functions, name), partial(_recur, name)) for name in _MODES)
 _OTHERS: _Choices = (
-    (_patch(_VF, "dropout"), _dropout),
-    (_patch(_VF, "gru_cell"), _gru_cell),
-    (_patch(_VF, "lstm_cell"), _lstm_cell),
+    (_patch(variable_functions, "dropout"), _dropout),
+    (_patch(variable_functions, "gru_cell"), _gru_cell),
+    (_patch(variable_functions, "lstm_cell"), _lstm_cell),
     (_patch(torch, "batch_norm"), _batch_norm),
     (_patch(torch, "dropout"), _dropout),
     (_patch(torch, "grid_sampler"), _grid_sampler),
     (_patch(F, "scaled_dot_product_attention"), _attend),
 )
 # For programs that hold the function itself.
-_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {torch._C._nn.scaled_dot_product_attention: _attend}
+_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _attend}
 
 
 def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

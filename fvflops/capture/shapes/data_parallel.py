@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -10,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel, distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.torch_internals import ddp_agreement, ddp_forward, loaded_contract, loaded_replicate
 
-_FORWARDS = Patch(DistributedDataParallel, "_pre_forward")
-_AGREEMENTS = Patch(distributed, "_verify_param_shape_across_processes")
+_FORWARDS = Patch(*ddp_forward)
+_AGREEMENTS = Patch(*ddp_agreement)
 
 
 @contextmanager
@@ -69,8 +69,8 @@ def replication_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
     It makes their DDP in the first forward pass; one made in a shape run has buckets without memory.
     """
-    loaded = sys.modules.get("torch.distributed._composable.replicate")
-    contract = sys.modules.get("torch.distributed._composable.contract")
+    loaded = loaded_replicate()
+    contract = loaded_contract()
     if loaded is None or contract is None:
         return []
     # To ask for the state of a module that has none would give it an attribute.
@@ -85,9 +85,9 @@ _REBUILDS: list[Patch] = []
 
 def _rebuilds() -> Patch:
     if not _REBUILDS:
-        from torch._C._distributed_c10d import Reducer  # absent where torch is built without torch.distributed
+        from fvflops.torch_internals import ddp_rebuild  # absent where torch is built without torch.distributed
 
-        _REBUILDS.append(Patch(Reducer, "_rebuild_buckets"))
+        _REBUILDS.append(Patch(*ddp_rebuild))
     return _REBUILDS[0]
 
 

@@ -6,28 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import DispatchModeKey, get_dispatch_mode, set_dispatch_mode, unset_dispatch_mode
 
-_KIND = torch._C._TorchDispatchModeKey.PROXY
-_mode_of_kind = torch._C._get_dispatch_mode
+_KIND = DispatchModeKey.PROXY
 
 
 def graph_tracer() -> Any:
     """Return the dispatch mode that traces a graph in this thread, or None. torch asks it after all others."""
-    return _mode_of_kind(_KIND)
+    return get_dispatch_mode(_KIND)
 
 
 @contextmanager
 def tracer_stashed() -> Iterator[None]:
     """Trace nothing for as long as the context lasts."""
-    tracer: Any = torch._C._unset_dispatch_mode(_KIND)
+    tracer: Any = unset_dispatch_mode(_KIND)
     try:
         yield
     finally:
-        torch._C._set_dispatch_mode(tracer)
+        set_dispatch_mode(tracer)
 
 
 def make_constants(mode: Any, values: Any) -> None:

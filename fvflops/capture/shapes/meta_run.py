@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.restore.restore import written_arguments
 from fvflops.capture.shapes.metadata import Metadata, bits_of, intern
 from fvflops.capture.shapes.plain_sizes import plain_sizes
 from fvflops.capture.shapes.shape_cache import CachedResult, Output
+from fvflops.torch_internals import pytree, set_conjugate, set_negative
 
 META = torch.device("meta")
 
@@ -21,9 +21,9 @@ def twin_of(metadata: Metadata) -> torch.Tensor:
     """Return a tensor on the meta device with some metadata."""
     twin = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
     if metadata.bits & 1:
-        torch._C._set_conj(twin, True)
+        set_conjugate(twin, True)
     if metadata.bits & 2:
-        torch._C._set_neg(twin, True)
+        set_negative(twin, True)
     return twin
 
 

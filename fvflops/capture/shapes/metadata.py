@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fvflops.torch_internals import is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
 _CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
     kind = type(tensor)
     if kind is not torch.nn.Parameter and kind is not torch.Tensor:
         lazy = torch.nn.parameter.is_lazy(tensor)
-        if lazy or tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if lazy or tensor.is_nested or is_functorch_wrapped(tensor):
             return None
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None

@@ -10,6 +10,14 @@ import torch
 
 from fvflops.capture.recorder.signature import OpSchema, describe_op, group_size
 from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned
+from fvflops.torch_internals import (
+    has_kernel_for_key,
+    is_cudnn_attention_enabled,
+    is_efficient_enabled,
+    is_flash_enabled,
+    is_math_enabled,
+    is_mkldnn_enabled,
+)
 from fvflops.trace import Signature, StopsAt
 from fvflops.trace.signature import packet_of
 
@@ -29,8 +37,8 @@ _PURE = frozenset(
 
 
 def _kernels_of_attention() -> tuple[bool, ...]:
-    allowed = torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()
-    return *allowed, torch._C._get_cudnn_sdp_enabled(), torch._C._get_math_sdp_enabled()
+    allowed = is_flash_enabled(), is_efficient_enabled()
+    return *allowed, is_cudnn_attention_enabled(), is_math_enabled()
 
 
 # By name without overload: what chooses the kernel, which a model may change as it runs.
@@ -41,7 +49,7 @@ _CONTEXTS: dict[str, Callable[[], Any]] = {
             *(f"aten::conv{rank}d" for rank in (1, 2, 3)),
             *(f"aten::conv_transpose{rank}d" for rank in (1, 2, 3)),
         ],
-        torch._C._get_mkldnn_enabled,
+        is_mkldnn_enabled,
     ),
     "aten::scaled_dot_product_attention": _kernels_of_attention,
 }
@@ -181,7 +189,7 @@ def context_of(name: str) -> Callable[[], Any] | None:
 @cache
 def is_autocast(name: str) -> bool:
     """Return whether autocast changes the dtype of an op's arguments."""
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, f"Autocast{kind}") for kind in ("CPU", "CUDA"))
+    return any(has_kernel_for_key(name, f"Autocast{kind}") for kind in ("CPU", "CUDA"))
 
 
 def settings_of(device: torch.device) -> Settings:

@@ -17,6 +17,7 @@ from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.rules.choice import choose_rule
 from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, intern_signature
 from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Symbol
 
 
@@ -52,7 +53,7 @@ class OpInference:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            computable = known and tensors and isinstance(func, torch._ops.OpOverload)
+            computable = known and tensors and isinstance(func, OpOverload)
             if computable or (self._rules.is_data_dependent(name) and self._reals.have_values(tensors)):
                 outcome, remember = CachedResult(None, concrete=True), bool(computable)
             else:

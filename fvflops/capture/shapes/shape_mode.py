@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
@@ -37,6 +36,7 @@ from fvflops.capture.shapes.shape_cache import (
 from fvflops.capture.shapes.shape_inference import OpInference
 from fvflops.capture.shapes.shape_tensor import DataDependentError, OwnedStorage, ShapeTensor, StorageRef, make
 from fvflops.capture.unseen.fake_tensors import is_reasoning
+from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
 from fvflops.trace import Signature
 
 # A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
@@ -302,7 +302,7 @@ class ShapeMode(SubclassAwareMode):
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
         self._nested = False
         try:
-            with _disable_current_modes():
+            with disable_dispatch_modes():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._nested = True
@@ -478,7 +478,7 @@ class ShapeMode(SubclassAwareMode):
         """Give an argument the metadata that the op gives it."""
         if type(tensor) is not ShapeTensor:
             raise self.needs_value(op.schema.name)
-        with torch._C._DisableTorchDispatch():
+        with disable_torch_dispatch():
             torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
         tensor.metadata = metadata
 

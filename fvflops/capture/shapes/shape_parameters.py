@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.torch_internals import is_wrapper_subclass, pytree
 
 
 class ShapeParameters:
@@ -31,7 +30,7 @@ class ShapeParameters:
             return tensor
         twin = self._twins.get(id(tensor))
         if twin is None:
-            if is_traceable_wrapper_subclass(tensor):
+            if is_wrapper_subclass(tensor):
                 twin = self._wrap_again(tensor)
             elif self._mode.reals.resolve(tensor)[1].known:
                 return tensor  # the run computes with its numbers, and autograd wants no gradient of it

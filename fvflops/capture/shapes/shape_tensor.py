@@ -8,6 +8,13 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from fvflops.capture.shapes.metadata import Metadata
+from fvflops.torch_internals import (
+    make_wrapper_subclass,
+    no_torch_function,
+    refuse_data_pointer,
+    set_conjugate,
+    set_negative,
+)
 
 
 class DataDependentError(RuntimeError):
@@ -92,7 +99,7 @@ class ShapeTensor(torch.Tensor):
         """Return a parameter: code that makes one of a parameter's own class, as accelerate does, gets it from this."""
         return torch.nn.Parameter(data, requires_grad)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -168,13 +175,9 @@ class ShapeTensor(torch.Tensor):
         self.metadata, self.home = other.metadata, other.home
 
 
-_new = torch.Tensor._make_wrapper_subclass
-_refuse_pointer = torch._C._set_throw_on_mutable_data_ptr
-
-
 def make(metadata: Metadata, home: StorageRef, requires_grad: bool = False) -> ShapeTensor:
     """Return a shape tensor of some metadata that lives in a home."""
-    tensor = _new(
+    tensor = make_wrapper_subclass(
         ShapeTensor,
         metadata.shape,
         metadata.stride,
@@ -187,10 +190,10 @@ def make(metadata: Metadata, home: StorageRef, requires_grad: bool = False) -> S
         requires_grad,
     )
     # A kernel that takes the address, and it would be 0, gets an error instead.
-    _refuse_pointer(tensor)
+    refuse_data_pointer(tensor)
     if metadata.bits:
-        torch._C._set_conj(tensor, bool(metadata.bits & 1))
-        torch._C._set_neg(tensor, bool(metadata.bits & 2))
+        set_conjugate(tensor, bool(metadata.bits & 1))
+        set_negative(tensor, bool(metadata.bits & 2))
     tensor.metadata = metadata
     tensor.home = home
     return tensor

@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.torch_internals import DispatchModeKey, FakeTensor, FakeTensorMode, get_dispatch_mode, pytree
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Parts of torch that run ops on FakeTensors of their own, to learn of shapes or to make graphs.
@@ -27,7 +26,7 @@ _REASONERS = tuple(
 
 def active_fake_mode() -> FakeTensorMode | None:
     """Return the FakeTensorMode that this thread is in."""
-    mode: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    mode: FakeTensorMode | None = get_dispatch_mode(DispatchModeKey.FAKE)
     return mode
 
 

@@ -23,6 +23,7 @@ from fvflops.capture.recorder.signature import OpSchema, describe_tensor, tensor
 from fvflops.capture.recorder.source_lines import SourceLine, find_source_line, source_line_of
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
 from fvflops.paths import PACKAGE
+from fvflops.torch_internals import StorageBase, current_autograd_node, peek_interpreter
 from fvflops.trace import Region, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -67,14 +68,11 @@ _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Of a storage's contents so many bytes are compared, at its beginning and in its middle.
 _SAMPLE = 64
 # torch's own, whatever is put around it.
-_address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+_address_of: Any = StorageBase.data_ptr
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = str(PACKAGE) + os.sep
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 _CALLS_OTHERS = ("_ops.py", os.path.join("autograd", "graph.py"))
-
-_peek_transform = torch._C._functorch.peek_interpreter_stack
-_current_node = torch._C._current_autograd_node
 
 
 class _Site(NamedTuple):
@@ -143,7 +141,7 @@ class UnseenWork:
         if self.in_op or type(tensor) not in _PLAIN_TENSORS:
             return
         self._contents.pop(_address(storage), None)
-        if tensor.numel() < 2 or not self._is_inside() or _peek_transform() is not None:
+        if tensor.numel() < 2 or not self._is_inside() or peek_interpreter() is not None:
             return
         if not self._has_left and (self._is_lifting or not self.is_real or self._has_subclasses):
             return  # a constant
@@ -327,7 +325,7 @@ class UnseenWork:
 
     def _is_inside(self) -> bool:
         """Return whether what runs now belongs to a call of the model, or to the backward pass of one."""
-        return bool(self._recorder.thread_state().opened) or _current_node() is not None
+        return bool(self._recorder.thread_state().opened) or current_autograd_node() is not None
 
     def _site(self, source: SourceLine | None = None) -> _Site:
         stack, phase = self._recorder.place()

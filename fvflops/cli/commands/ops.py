@@ -61,10 +61,10 @@ def explain(table: FormulaTable, name: str) -> str:
 
 def schemas_of(op: str) -> Mapping[str, str]:
     """Return overload name → schema of an op, of one overload where the name says which."""
-    import torch
+    from fvflops.torch_internals import schemas_of_packet
 
     packet, _, wanted = op.partition(".")
-    found = torch._C._jit_get_schemas_for_operator(packet)
+    found = schemas_of_packet(packet)
     names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
     return {name: text for name, text in names.items() if not wanted or name == op}
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from fvflops import paths
@@ -35,6 +34,7 @@ from fvflops.features.kernels.matching import KernelMatch, match_kernels, overla
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import require_int
+from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
@@ -126,7 +126,7 @@ class KernelProfile:
             profile_memory=profile_memory,
             with_stack=with_stack,
             # Without it torch.profiler keeps the stacks to itself, and its own rows cannot be told apart by them.
-            experimental_config=_ExperimentalConfig(verbose=True) if with_stack else None,
+            experimental_config=ExperimentalConfig(verbose=True) if with_stack else None,
             schedule=None if schedule is None else self._decide,
             on_trace_ready=self._end_cycle,
         )
@@ -134,7 +134,7 @@ class KernelProfile:
     def __enter__(self) -> KernelProfile:
         if self._stage != "new":
             raise RuntimeError("a profile is entered once: make another")
-        if torch.autograd._profiler_enabled():
+        if is_profiler_enabled():
             # torch would let the first lose all it has, and say nothing.
             raise RuntimeError("torch.profiler runs already, and there is one at a time: let that one end first")
         try:

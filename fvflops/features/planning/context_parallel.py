@@ -34,6 +34,6 @@ class ShardedSequence(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _gather(self, tensor: Any) -> Any:
-        from torch.distributed._functional_collectives import all_gather_tensor_autograd
+        from fvflops.torch_internals import all_gather_with_gradient
 
-        return all_gather_tensor_autograd(tensor, gather_dim=tensor.ndim - 2, group=self._group)
+        return all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)

@@ -34,6 +34,7 @@ from fvflops.features.planning.derived_calls import (
 from fvflops.features.planning.pipeline import Inputs, find_hidden, find_stages, receive, split_stage
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.torch_internals import default_process_group
 from fvflops.trace import Trace
 
 # A mesh's axes: stages of a pipeline, replicas (DistributedDataParallel, or together with fsdp hybrid sharding), fully
@@ -166,7 +167,7 @@ def pretended_world(size: int, rank: int) -> Iterator[None]:
             "this program has a process group, and a plan plays a world of its own: "
             "plan in another program, or after torch.distributed.destroy_process_group()"
         )
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from fvflops.torch_internals import FakeStore
 
     _forget_meshes()
     try:
@@ -180,9 +181,9 @@ def pretended_world(size: int, rank: int) -> Iterator[None]:
 
 def _forget_meshes() -> None:
     """Empty DTensor's memory of how ops are shared: its entries name process groups, which end with their world."""
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from fvflops.torch_internals import clear_sharding_cache
 
-    _clear_sharding_prop_cache()
+    clear_sharding_cache()
 
 
 def sum_of_result(result: Any) -> torch.Tensor:
@@ -243,7 +244,7 @@ def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
 def _make_mesh(mesh: Mapping[str, int]) -> Any:
     long = [axis for axis, size in mesh.items() if size > 1]
     if len(long) == 1:  # its group is that of all ranks, of which torch does not say the axis
-        dist.distributed_c10d._get_default_group()._set_group_desc(f"mesh_{long[0]}")
+        default_process_group()._set_group_desc(f"mesh_{long[0]}")
     return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
 
 

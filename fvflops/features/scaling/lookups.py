@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fvflops.torch_internals import disable_dispatch_modes
 
 
 class BoundsCheckedEmbedding(TorchFunctionMode):
@@ -28,7 +29,7 @@ class BoundsCheckedEmbedding(TorchFunctionMode):
 def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
     if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
         return
-    with _disable_current_modes():
+    with disable_dispatch_modes():
         highest = int(indices.max())
     if highest >= weight.shape[0]:
         raise IndexError(f"an embedding of {weight.shape[0]:,} rows is asked for row {highest:,}, counted from 0")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.shapes.layouts.memory_formats import empty, suggested
+from fvflops.torch_internals import convolution_memory_format, make_wrapper_subclass, select_convolution_backend
 
 _Ints = Sequence[int]
 
@@ -22,7 +23,7 @@ class _Probe(torch.Tensor):
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor._make_wrapper_subclass(
+    return make_wrapper_subclass(
         _Probe, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=torch.device("cpu")
     )
 
@@ -40,7 +41,7 @@ def format_on_cpu(
 ) -> torch.memory_format:
     """Return the memory format in which the kernel that the CPU takes for a convolution leaves its result."""
     probes = _probe(input), _probe(weight)
-    backend = torch._C._select_conv_backend(
+    backend = select_convolution_backend(
         input=probes[0],
         weight=probes[1],
         bias=None,
@@ -52,7 +53,7 @@ def format_on_cpu(
         groups=groups,
         bias_sizes=bias_sizes,
     )
-    return torch._C._conv_determine_backend_memory_format(*probes, backend)
+    return convolution_memory_format(*probes, backend)
 
 
 def format_on_cuda(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.memory_format:

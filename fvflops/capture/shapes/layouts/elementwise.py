@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
 # The operand that a Python number becomes.

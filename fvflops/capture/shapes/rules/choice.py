@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops.capture.recorder.signature import known_schema
 from fvflops.capture.shapes.layouts.elementwise import OTHERWISE, laid_out
 from fvflops.capture.shapes.rules.fast_path import with_fast_path
+from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 
 _Rule = Callable[..., Any]
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _Find = Callable[[str], "_Rule | None"]
 
 
@@ -39,7 +39,7 @@ def _look_inside(func: Any, find: _Find) -> _Rule:
             # Not what Python code may have registered instead, which a real run does not call.
             return func._op_dk(_COMPOSITE, *args, **kwargs) if compiled else func.decompose(*args, **kwargs)
 
-    compiled = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    compiled = has_kernel_for_key(func.name(), "CompositeImplicitAutograd")
     return rule
 
 

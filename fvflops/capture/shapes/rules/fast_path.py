@@ -13,6 +13,7 @@ import torch
 
 from fvflops.capture.shapes.layouts.elementwise import SCALAR, is_dense, iterate
 from fvflops.capture.shapes.layouts.memory_formats import suggested
+from fvflops.torch_internals import is_flash_enabled, is_math_enabled
 
 _Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
@@ -312,7 +313,7 @@ def attend(
 ) -> Any:
     """Return [batch, heads, queries, features], laid out as the queries are, which is what the fused kernels do."""
     fused = (
-        (torch._C._get_flash_sdp_enabled() or not torch._C._get_math_sdp_enabled())
+        (is_flash_enabled() or not is_math_enabled())
         and query.dim() == key.dim() == value.dim() == 4
         and query.dtype == key.dtype == value.dtype
         and query.dtype in _FLOATS

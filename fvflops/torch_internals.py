@@ -1,0 +1,321 @@
+"""The private names of torch that fvflops uses, each found once and under a public name.
+
+    from fvflops.torch_internals import current_autograd_node
+
+It is a module of the ground floor, and not of `capture`, because formulas, features and commands need such names too,
+and formulas may not import from capture. torch is imported when the first name is asked for, and the module of a name
+(triton's wrapper, the fake process group) when that name is. What imports a name keeps it, so that a hot path looks
+nothing up.
+
+Where torch has a name no more, its use raises MissingInternal, which says what is lost; what does not use it still
+works. A function that was to be wrapped is left alone, and a name that has a `fallback` is replaced by it, with a
+warning that says the same. A name that is `optional` is None then: older or newer versions of torch do without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+if TYPE_CHECKING:  # what annotations and base classes need as types
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+    from torch._subclasses import FakeTensor as FakeTensor
+    from torch._subclasses import FakeTensorMode as FakeTensorMode
+    from torch.utils import _pytree as pytree  # noqa: F401
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper_subclass  # noqa: F401
+
+    function_apply: tuple[Any, str]  # for mypy, which takes what is unpacked of Any for all arguments
+
+
+class MissingInternal(ImportError):
+    """This version of torch lacks a private name, on which a feature depends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A private name of torch: the module, the path in it ("" is the module itself), and what is lost without it.
+
+    `kind` says what is made of it: its `value`, found once; a `target` to wrap, (owner, attribute); a `reader`, a
+    function that returns the value of now; or `loaded`, a function that returns the module if a program imported it.
+    """
+
+    module: str
+    name: str = ""
+    lost: str = ""
+    kind: Literal["value", "target", "reader", "loaded"] = "value"
+    optional: bool = False
+    fallback: Callable[..., Any] | None = None
+
+    @property
+    def path(self) -> str:
+        """The full name."""
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+    def find(self) -> Any:
+        """Return the value; MissingInternal is raised where this torch has none.
+
+        >>> Internal("math", "_no_such_function", lost="sines").find()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        fvflops.torch_internals.MissingInternal: torch ... has no math._no_such_function: no sines
+        """
+        try:
+            value = importlib.import_module(self.module)
+            return attrgetter(self.name)(value) if self.name else value
+        except (ImportError, AttributeError) as error:
+            import torch
+
+            text = f"torch {torch.__version__} has no {self.path}: no {self.lost}"
+            raise MissingInternal(text) from error
+
+    def get(self) -> Any:
+        """Return what the kind makes of the name; where it is missing, what raises MissingInternal when it is used."""
+        if self.kind == "loaded":
+            return partial(sys.modules.get, self.module)
+        owner, _, attribute = self.name.rpartition(".")
+        try:
+            value = self.find()
+            if self.kind == "value":
+                return value
+            holder = Internal(self.module, owner, self.lost).find()
+        except MissingInternal as error:
+            if self.optional:
+                return None
+            if self.fallback is not None:
+                warnings.warn(str(error), stacklevel=3)
+                return self.fallback
+            missing = Missing(str(error))
+            return (missing, attribute) if self.kind == "target" else missing
+        return (holder, attribute) if self.kind == "target" else partial(getattr, holder, attribute)
+
+
+class Missing:
+    """What stands for a name that torch lacks: any use of it raises MissingInternal."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise MissingInternal(self.message)
+
+    __call__ = __enter__ = __iter__ = __getitem__ = __contains__ = __len__ = __bool__ = _refuse
+    __instancecheck__ = __subclasscheck__ = __mro_entries__ = __getattr__ = _refuse
+
+    def __exit__(self, *error: object) -> None:
+        self._refuse()
+
+
+_BY_SHAPES = "shape execution; execution='real' still works"
+_MODULES = "attribution to modules; counts by operator still work"
+_BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
+_NODES = "phases and modules of backward ops"
+_FORWARD = "counts of a forward pass by FlopCountAnalysis; fvflops.record still works"
+_RECOMPUTE = "recomputation phase of activation checkpointing; its ops count as backward"
+_FUNCTIONS = "attribution to autograd.Function; counts by operator still work"
+_CONTROL = "counting inside cond, while_loop, scan and flex_attention"
+_TRITON = "counting of Triton kernels that torch.compile's wrapper launches"
+_FSDP = "restoring of FSDP2's state after a run"
+_REPLICATE = "restoring of replicate's state after a run"
+_DDP = "shape execution of DistributedDataParallel"
+_PROFILER = "kernel profile"
+_PLAN = "plan of distributed ranks"
+_FUNCTORCH = "counting under torch.func"
+_FAKE = "counting of FakeTensors"
+_TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
+_RESTORED = "restoring of torch's state after a run"
+_SETTINGS = "restoring of this setting after a run"
+_MODES = "recording of op calls"
+_SCHEMAS = "list of torch's ops and their schemas"
+_COMPOSITE = "telling which ops torch decomposes"
+_CUDA_SHAPES = "shape execution as on CUDA"
+_LAYOUTS = "memory layout of convolutions in shape execution"
+_ATTENTION_KERNELS = "choice of attention kernels in shape execution"
+_PROBE = "profiling overhead"
+_UNSEEN = "detection of work outside the dispatcher"
+
+INTERNALS: Mapping[str, Internal] = {
+    # Calls of modules, functions and backward passes
+    "module_call": Internal("torch.nn", "Module._call_impl", _MODULES, "target"),
+    "engine_run": Internal("torch.autograd", "_engine_run_backward", "backward phases", "target"),
+    "function_apply": Internal("torch.autograd.function", "_SingleLevelFunction.apply", _FUNCTIONS, "target"),
+    "RecomputationHook": Internal("torch.utils.checkpoint", "_recomputation_hook", _RECOMPUTE),
+    "CheckpointFrame": Internal("torch.utils.checkpoint", "_CheckpointFrame", _RECOMPUTE),
+    "StopRecomputation": Internal("torch.utils.checkpoint", "_StopRecomputationError", _RECOMPUTE),
+    "CheckpointBackward": Internal("torch.utils.checkpoint", "CheckpointFunction._backward_cls", _RECOMPUTE),
+    "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS, fallback=lambda: 0),
+    "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES),
+    "grad_switch": Internal("torch._C", "_set_grad_enabled", "notice of a model that needs gradients", "target"),
+    "TensorBase": Internal("torch._C", "TensorBase", "notice of a model that needs gradients"),
+    "StorageBase": Internal("torch._C", "StorageBase", _UNSEEN),
+    # Optimizers
+    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", "foreach steps by shapes"),
+    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", "foreach steps by shapes"),
+    # Ops and their dispatch
+    "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
+    "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _MODES),
+    "HigherOrderOperator": Internal("torch._ops", "HigherOrderOperator", _CONTROL),
+    "DispatchKey": Internal("torch._C", "DispatchKey", _COMPOSITE),
+    "has_kernel": Internal("torch._C", "_dispatch_has_kernel", _COMPOSITE),
+    "has_kernel_for_key": Internal("torch._C", "_dispatch_has_kernel_for_dispatch_key", _COMPOSITE),
+    "schemas_of_packet": Internal("torch._C", "_jit_get_schemas_for_operator", _SCHEMAS),
+    "all_schemas": Internal("torch._C", "_jit_get_all_schemas", _SCHEMAS),
+    "all_op_names": Internal("torch._C", "_dispatch_get_all_op_names", _SCHEMAS),
+    "inductor_prims": Internal("torch._inductor.inductor_prims", "", "schemas of the compiler's own prims"),
+    "TorchDispatchMode": Internal("torch.utils._python_dispatch", "TorchDispatchMode", _MODES),
+    "python_dispatch": Internal("torch.utils._python_dispatch", "", _MODES),
+    "disable_dispatch_modes": Internal("torch.utils._python_dispatch", "_disable_current_modes", _MODES),
+    "dispatch_mode_stack": Internal("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack", _MODES),
+    "is_wrapper_subclass": Internal("torch.utils._python_dispatch", "is_traceable_wrapper_subclass", _MODES),
+    "is_wrapper_subclass_type": Internal("torch.utils._python_dispatch", "is_traceable_wrapper_subclass_type", _MODES),
+    "push_dispatch_mode": Internal("torch.utils._python_dispatch", "_push_mode", _RESTORED),
+    "pop_dispatch_mode": Internal("torch.utils._python_dispatch", "_pop_mode", _RESTORED),
+    "dispatch_stack_length": Internal("torch._C", "_len_torch_dispatch_stack", _MODES),
+    "pre_dispatch_stack_length": Internal("torch._ops", "_len_torch_dispatch_stack_pre_dispatch", _MODES),
+    "function_mode_stack": Internal("torch.overrides", "_get_current_function_mode_stack", _RESTORED),
+    "function_stack_length": Internal("torch._C", "_len_torch_function_stack", _RESTORED),
+    "pop_function_mode": Internal("torch._C", "_pop_torch_function_stack", _RESTORED),
+    "push_function_mode": Internal("torch._C", "_push_on_torch_function_stack", _RESTORED),
+    "get_function_state": Internal("torch._C", "_get_torch_function_state", _RESTORED),
+    "set_function_state": Internal("torch._C", "_set_torch_function_state", _RESTORED),
+    "disable_torch_function": Internal("torch._C", "DisableTorchFunction", _PROBE),
+    "DispatchModeKey": Internal("torch._C", "_TorchDispatchModeKey", _FAKE),
+    "get_dispatch_mode": Internal("torch._C", "_get_dispatch_mode", _FAKE),
+    "set_dispatch_mode": Internal("torch._C", "_set_dispatch_mode", _TRACING),
+    "unset_dispatch_mode": Internal("torch._C", "_unset_dispatch_mode", _TRACING),
+    "pytree": Internal("torch.utils._pytree", "", "arguments and results in nested containers"),
+    # Higher-order ops, Triton, torch.compile
+    "compile_and_call": Internal(
+        "torch._higher_order_ops.utils", "_hop_compile_and_call", _CONTROL, "target", optional=True
+    ),
+    "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
+    "loaded_compiler": Internal("torch._dynamo", "", "notice of compiled code", "loaded"),
+    # torch.func
+    "is_functorch_wrapped": Internal("torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH),
+    "is_batched": Internal("torch._C", "_functorch.is_batchedtensor", _FUNCTORCH),
+    "unwrap_functorch": Internal("torch._C", "_functorch.get_unwrapped", _FUNCTORCH),
+    "peek_interpreter": Internal("torch._C", "_functorch.peek_interpreter_stack", _FUNCTORCH),
+    "TransformType": Internal("torch._C", "_functorch.TransformType", _FUNCTORCH),
+    "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED),
+    "undo_transforms": Internal("torch._C", "_functorch.pop_dynamic_layer_stack_and_undo_to_depth", _RESTORED),
+    # Tensors without numbers
+    "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE),
+    "FakeTensorMode": Internal("torch._subclasses", "FakeTensorMode", _FAKE),
+    "make_wrapper_subclass": Internal("torch", "Tensor._make_wrapper_subclass", _BY_SHAPES),
+    "no_torch_function": Internal("torch._C", "_disabled_torch_function_impl", _BY_SHAPES),
+    "refuse_data_pointer": Internal("torch._C", "_set_throw_on_mutable_data_ptr", _BY_SHAPES),
+    "set_conjugate": Internal("torch._C", "_set_conj", _BY_SHAPES),
+    "set_negative": Internal("torch._C", "_set_neg", _BY_SHAPES),
+    "disable_torch_dispatch": Internal("torch._C", "_DisableTorchDispatch", _BY_SHAPES),
+    "below_autograd": Internal("torch._C", "_AutoDispatchBelowAutograd", _FORWARD),
+    "select_convolution_backend": Internal("torch._C", "_select_conv_backend", _LAYOUTS),
+    "convolution_memory_format": Internal("torch._C", "_conv_determine_backend_memory_format", _LAYOUTS),
+    "is_mkldnn_enabled": Internal("torch._C", "_get_mkldnn_enabled", _LAYOUTS),
+    "is_flash_enabled": Internal("torch._C", "_get_flash_sdp_enabled", _ATTENTION_KERNELS),
+    "is_math_enabled": Internal("torch._C", "_get_math_sdp_enabled", _ATTENTION_KERNELS),
+    "is_efficient_enabled": Internal("torch._C", "_get_mem_efficient_sdp_enabled", _ATTENTION_KERNELS),
+    "is_cudnn_attention_enabled": Internal("torch._C", "_get_cudnn_sdp_enabled", _ATTENTION_KERNELS),
+    "variable_functions": Internal("torch._VF", "", _CUDA_SHAPES),
+    "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
+    # The state of this thread and of torch
+    "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
+    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED),
+    "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
+    "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
+    "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
+    "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
+    "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
+    "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
+    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED),
+    "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
+    "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
+    "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),
+    "set_view_replay": Internal("torch._C", "_set_view_replay_enabled", _RESTORED),
+    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS),
+    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS),
+    "global_device_context": Internal("torch", "_GLOBAL_DEVICE_CONTEXT", _SETTINGS, "reader"),
+    "print_options": Internal("torch._tensor_str", "PRINT_OPTS", _SETTINGS, "reader"),
+    # Measuring
+    "RecordFunction": Internal("torch._C._profiler", "_RecordFunctionFast", _PROFILER),
+    "ExperimentalConfig": Internal("torch._C._profiler", "_ExperimentalConfig", _PROFILER),
+    "is_profiler_enabled": Internal("torch.autograd", "_profiler_enabled", _PROFILER),
+    "cuda_sleep": Internal("torch.cuda", "_sleep", "times of ops on CUDA"),
+    # torch.distributed
+    "resolve_process_group": Internal(
+        "torch.distributed.distributed_c10d", "_resolve_process_group", "names of process groups"
+    ),
+    "default_process_group": Internal("torch.distributed.distributed_c10d", "_get_default_group", _PLAN),
+    "FakeStore": Internal("torch.testing._internal.distributed.fake_pg", "FakeStore", _PLAN),
+    "clear_sharding_cache": Internal("torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN),
+    "all_gather_with_gradient": Internal(
+        "torch.distributed._functional_collectives", "all_gather_tensor_autograd", "plan of context parallelism"
+    ),
+    "work_from_future": Internal("torch._C", "_distributed_c10d._create_work_from_future", _DDP),
+    "ddp_forward": Internal("torch.nn.parallel", "DistributedDataParallel._pre_forward", _DDP, "target"),
+    "ddp_agreement": Internal("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _DDP, "target"),
+    "ddp_rebuild": Internal("torch._C._distributed_c10d", "Reducer._rebuild_buckets", _DDP, "target"),
+    "loaded_replicate": Internal("torch.distributed._composable.replicate", "", _REPLICATE, "loaded"),
+    "loaded_contract": Internal("torch.distributed._composable.contract", "", _REPLICATE, "loaded"),
+    "loaded_fsdp": Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "", _FSDP, "loaded"),
+}
+
+# Private attributes of torch's objects, which are read where the objects are met: many are on hot paths, and all are as
+# clear as a function around them would be. An object that lacks one raises AttributeError.
+ATTRIBUTES: tuple[Internal, ...] = (
+    Internal("torch.nn", "Module._parameters", _MODULES),
+    Internal("torch.nn", "Module._buffers", _MODULES),
+    Internal("torch.nn", "Module._modules", _MODULES),
+    Internal("torch.nn", "Module._get_name", _MODULES),
+    Internal("torch.nn", "Module._apply", _PLAN),
+    Internal("torch.nn", "Module._compiled_call_impl", "counting of modules that compile() was called on"),
+    Internal("torch.nn", "RNNBase._flat_weights", "shape execution of recurrent networks"),
+    Internal("torch.nn", "RNNBase._flat_weight_refs", "shape execution of recurrent networks"),
+    Internal("torch", "Tensor._version", "notice of changed contents"),
+    Internal("torch", "Tensor._values", "counting of sparse tensors"),
+    Internal("torch", "Tensor._is_view", _RESTORED),
+    Internal("torch", "Tensor._backward_hooks", _RESTORED),
+    Internal("torch._C", "TensorBase._has_symbolic_sizes_strides", "fast import of shape execution"),
+    Internal("torch.nn.parameter", "Parameter._is_param", _BY_SHAPES),
+    Internal("torch", "UntypedStorage._cdata", "aliasing of storages"),
+    Internal("torch._C", "_FunctionBase._sequence_nr", _NODES),
+    Internal("torch._ops", "OpOverload._schema", _MODES),
+    Internal("torch._ops", "OpOverload._op", _MODES),
+    Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
+    Internal("torch", "ScriptObject._type", "packed weights of quantised modules"),
+    Internal("torch", "ScriptObject._has_method", "packed weights of quantised modules"),
+    Internal("torch", "ScriptObject._get_method", "packed weights of quantised modules"),
+    Internal("torch.nn.parallel", "DistributedDataParallel._get_ddp_logging_data", _DDP),
+    Internal("torch.nn.parallel", "DistributedDataParallel._has_rebuilt_buckets", _DDP),
+    Internal("torch._C._distributed_c10d", "Reducer._reset_state", _DDP),
+    Internal("torch._C._distributed_c10d", "Reducer._push_all_rebuilt_params", _DDP),
+    Internal("torch._C._distributed_c10d", "ProcessGroup._set_group_desc", _PLAN),
+    Internal("torch.distributed.device_mesh", "DeviceMesh._flatten", _PLAN),
+    Internal("torch.distributed.tensor.parallel", "ParallelStyle._apply", _PLAN),
+    Internal("torch.distributed._composable.replicate", "_ReplicateState._ddp", _REPLICATE),
+    Internal("torch.distributed._composable.replicate", "_ReplicateState._param_list", _REPLICATE),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "_get_module_fsdp_state", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._state_ctx", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._comm_ctx", _FSDP),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._fsdp_param_groups", _FSDP, optional=True),
+    Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._fsdp_param_group", _FSDP, optional=True),
+)
+
+
+def __getattr__(name: str) -> Any:
+    internal = INTERNALS.get(name)
+    if internal is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = internal.get()
+    return value
+
+
+def message_of_missing(value: Any) -> str | None:
+    """Return what is lost where a value stands for a name that torch lacks, None for any other."""
+    return value.message if type(value) is Missing else None

@@ -1,0 +1,232 @@
+"""torch's private names: this torch has them all, one that is missing says what is lost, and none is used elsewhere."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fvflops
+from fvflops import torch_internals
+from fvflops.capture.instrument.backward import ENGINE_RUNS
+from fvflops.capture.instrument.modules import CALLS
+from fvflops.capture.instrument.patching import Patch
+from fvflops.torch_internals import ATTRIBUTES, INTERNALS, Internal, Missing, MissingInternal
+
+PACKAGE = Path(__file__).resolve().parent.parent / "fvflops"
+FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals.py"]
+# Names of torch's modules that other files may spell out. None of them is looked up in torch.
+EXCEPTIONS = {
+    # Classes are sorted by the beginnings of their modules' names.
+    "capture/restore/containers.py": {
+        *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses"),
+    },
+    # What torch's own functions are kept from importing, as they name it.
+    "capture/shapes/plain_sizes.py": {"torch._dynamo", "torch.utils._sympy.functions"},
+}
+# Private attributes that are of Python's classes.
+PYTHONS = {
+    *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),  # named tuples
+    *("_getframe", "_ActionsContainer", "_ArgumentGroup"),  # sys, argparse
+}
+distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without distributed")
+
+
+def parameters(internals: Iterator[Internal]) -> list:
+    """Return internals as parameters of a test, those of torch.distributed marked."""
+    return [
+        pytest.param(item, id=item.path, marks=distributed if "c10d" in item.path or "distributed" in item.path else ())
+        for item in internals
+    ]
+
+
+@pytest.mark.parametrize("internal", parameters(INTERNALS.values()))
+def test_this_torch_has_the_name(internal: Internal) -> None:
+    assert internal.lost
+    if not internal.optional:
+        internal.find()
+
+
+@pytest.mark.parametrize("internal", parameters(item for item in ATTRIBUTES if not item.optional))
+def test_this_torch_has_the_attribute(internal: Internal) -> None:
+    assert internal.lost
+    owner_path, _, attribute = internal.name.rpartition(".")
+    owner = Internal(internal.module, owner_path, internal.lost).find()
+    # What an object gets when it is made stands in the source of its class alone.
+    assert hasattr(owner, attribute) or re.search(rf"\b{attribute}\b", inspect.getsource(inspect.getmodule(owner)))
+
+
+def test_older_and_newer_torch_have_one_of_two_attributes() -> None:
+    optional = [item for item in ATTRIBUTES if item.optional]
+    if torch.distributed.is_available():
+        source = inspect.getsource(importlib.import_module(optional[0].module))
+        assert any(item.name.rpartition(".")[2] in source for item in optional)
+
+
+@pytest.mark.parametrize("name", INTERNALS)
+def test_a_missing_name_says_what_is_lost(name: str) -> None:
+    internal = INTERNALS[name]
+    if not internal.name:
+        gone = dataclasses.replace(internal, module=f"{internal.module}_gone")
+    else:
+        gone = dataclasses.replace(internal, name=f"{internal.name}_gone")
+    with pytest.raises(MissingInternal) as raised:
+        gone.find()
+    assert str(raised.value) == f"torch {torch.__version__} has no {gone.path}: no {internal.lost}"
+    if internal.fallback is not None:
+        with pytest.warns(UserWarning, match=f"no {internal.lost}"):
+            assert gone.get() is internal.fallback
+        return
+    found = gone.get()
+    if internal.optional:
+        assert found is None
+    elif internal.kind == "loaded":
+        assert found() is None
+    else:
+        assert type(found[0] if internal.kind == "target" else found) is Missing
+
+
+def test_torch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.autograd, "_engine_run_backward")
+    with pytest.raises(MissingInternal, match=r"torch\.autograd\._engine_run_backward: no backward phases"):
+        INTERNALS["engine_run"].find()
+
+
+def test_what_is_missing_raises_when_it_is_used() -> None:
+    missing = Internal("torch._C", "_gone", "sines").get()
+    for use in (
+        lambda: missing(),
+        lambda: missing.attribute,
+        lambda: isinstance(1, missing),
+        lambda: types.new_class("Class", (missing,)),
+        lambda: list(missing),
+    ):
+        with pytest.raises(MissingInternal, match=r"has no torch\._C\._gone: no sines"):
+            use()
+    with pytest.raises(MissingInternal), missing:
+        pass
+
+
+def test_a_reader_returns_the_value_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 7)
+    assert torch_internals.forward_ad_level() == 7
+
+
+@pytest.mark.parametrize("patch", [CALLS, ENGINE_RUNS], ids=["modules", "backward"])
+def test_counts_go_on_where_a_function_cannot_be_wrapped(monkeypatch: pytest.MonkeyPatch, patch: Patch) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(2, 4)
+    expected = fvflops.FlopCountAnalysis(model, x).by_operator()
+    monkeypatch.setattr(patch, "lost", "torch 9 has no such function: no feature")
+    with pytest.warns(UserWarning, match="no such function: no feature"):
+        assert fvflops.FlopCountAnalysis(model, x).by_operator() == expected
+
+
+def test_a_patch_of_a_missing_function_wraps_nothing() -> None:
+    patch = Patch(*dataclasses.replace(INTERNALS["module_call"], name="Module._gone").get())
+    message = r"no torch\.nn\.Module\._gone: no attribution to modules; counts by operator still work"
+    with pytest.warns(UserWarning, match=message), patch.wrapped(lambda original: original):
+        pass
+
+
+def private_names(source: str) -> set[str]:
+    """Return the private names of torch that a file imports, reaches through torch, or spells out in full."""
+    tree = ast.parse(source)
+    roots: dict[str, str] = {}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(alias.asname or alias.name.partition(".")[0], alias.name, alias.asname) for alias in node.names]
+            for name, path, renamed in names:
+                if path.partition(".")[0] == "torch":
+                    roots[name] = path if renamed else "torch"
+                    found.add(path)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            for alias in node.names:
+                roots[alias.asname or alias.name] = path = f"{node.module}.{alias.name}"
+                found.add(path)
+
+    def path_of(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return roots.get(node.id)
+        above = path_of(node.value) if isinstance(node, ast.Attribute) else None
+        return None if above is None else f"{above}.{node.attr}"
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (path := path_of(node)) is not None:
+            found.add(path)
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and (path := path_of(node.args[0])) is not None:
+            # getattr(torch.x, "_y"), Patch(torch.x, "_y")
+            if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
+                found.add(f"{path}.{node.args[1].value}")
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(node.value)):
+            found.add(node.value)
+    return {path for path in found if re.search(r"\._(?!_)", path) and not path.startswith("torch.ops.")}
+
+
+def private_attributes(source: str) -> Iterator[str]:
+    """Yield the private attributes that a file asks of any object but `self`, `cls` and what torch.ops holds."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+            base = ast.unparse(node.value)
+            if base not in ("self", "cls", "_ATEN") and not base.startswith("torch.ops."):
+                yield node.attr
+
+
+def own_attributes() -> set[str]:
+    """Return the private attributes that classes of fvflops have."""
+    found = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                members = [getattr(item, "name", None) or getattr(item, "target", None) for item in node.body]
+                found |= {getattr(member, "id", member) for member in members if member is not None}
+            elif (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
+                found.add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_names_are_used_by_their_public_ones(path: Path) -> None:
+    allowed = EXCEPTIONS.get(path.relative_to(PACKAGE).as_posix(), set())
+    assert private_names(path.read_text()) == allowed
+
+
+def test_private_attributes_are_listed() -> None:
+    known = own_attributes() | PYTHONS | {item.name.rpartition(".")[2] for item in ATTRIBUTES}
+    unknown = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in FILES
+        for name in private_attributes(path.read_text())
+        if name not in known
+    }
+    assert not unknown, "list them in torch_internals.ATTRIBUTES"
+
+
+def test_private_names_are_seen() -> None:
+    for line, expected in (
+        ("import torch._dynamo", {"torch._dynamo"}),
+        ("from torch.utils import _pytree as pytree", {"torch.utils._pytree"}),
+        ("def f():\n    from torch._subclasses import FakeTensor", {"torch._subclasses.FakeTensor"}),
+        ("from torch import nn\nnn.Module._call_impl", {"torch.nn.Module._call_impl"}),
+        ("import torch.nn as nn\nnn.Module._call_impl", {"torch.nn.Module._call_impl"}),
+        ("from torch import nn\nPatch(nn.Module, '_call_impl')", {"torch.nn.Module._call_impl"}),
+        ("sys.modules.get('torch._dynamo')", {"torch._dynamo"}),
+        ("import torch\ntorch._C._get_tracing_state()", {"torch._C", "torch._C._get_tracing_state"}),
+        ("import torch\ntorch.ops.aten._softmax(torch.Tensor.__add__, getattr(torch, '__all__'))", set()),
+        ("import torch\nx = torch.nn.functional.relu(y)", set()),
+    ):
+        assert private_names(line) == expected
+    assert set(private_attributes("self._a\nnode._sequence_nr()\ntorch.ops.aten._b\n_ATEN._c\nx.__d__")) == {
+        "_sequence_nr"
+    }
