@@ -31,7 +31,8 @@ def op_infos() -> list[Any]:
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
     found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # which torch's tests switch off for the whole process
+    # Which torch's tests switch off for the whole process; the module that torch.backends is has other globals.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return found
 
 

@@ -316,7 +316,8 @@ def test_gradients_of_what_a_function_closes_over_are_as_before(execution, befor
 
 def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
     # torch's own test helpers, once imported, forbid to set flags of backends in this process.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    flags = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -93,10 +93,12 @@ class Probe:
         return StartMark(self.overhead_ns, event, memory, len(self._holds))
 
     def end(self, begun: StartMark, now: int) -> Any:
-        """Return the time in ns since something began, less what was lost meanwhile; on CUDA what will tell it."""
-        passed = now - begun.ns - (self.overhead_ns - begun.overhead_ns)
+        """Return the time in ns since something began, less the overhead; on CUDA what will tell it.
+
+        The overhead of the ops inside is an estimate, which may be more than a small region took.
+        """
         if begun.event is None:
-            return passed
+            return max(now - begun.ns - (self.overhead_ns - begun.overhead_ns), 0)
         return begun.event, _record_event(), begun.holds, len(self._holds)
 
     def sample(self) -> None:
