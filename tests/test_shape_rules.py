@@ -15,6 +15,7 @@ from fvflops import FlopCountAnalysis, load_table
 from fvflops.analysis.table_examples import NotHere, bind_example, overloads_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
+from fvflops.capture.shapes.metadata import metadata_of
 from fvflops.capture.shapes.rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
@@ -692,6 +693,15 @@ def test_known_numbers_select_from_a_tensor_without_any():
     assert differences(lambda x, mask: (x * 2).masked_select(mask), (floats(4, 5), mask), {}) == ""
     assert differences(weigh, (floats(4, 5), torch.tensor([1, 7, 2, 2, 3])), {}) == ""
     assert differences(lambda x, mask: (x * 2)[:, mask], (floats(4, 5), mask), {}) == ""
+
+
+def test_a_small_mask_that_is_expanded_to_a_large_one_still_selects():
+    mask = torch.tensor([True, False, True]).repeat(300)  # expanded to 1,800,000 elements, more than CONCRETE_LIMIT
+    pick = lambda x, mask: (x * 2)[mask[:, None].expand(900, 2000)]  # noqa: E731
+    assert concrete_tensors.CONCRETE_LIMIT < 900 * 2000
+    assert differences(pick, (floats(900, 2000), mask), {}) == ""
+    monstrous = mask[:, None].expand(900, concrete_tensors.CONCRETE_LIMIT)
+    assert concrete_tensors.is_small(metadata_of(mask)) and not concrete_tensors.is_small(metadata_of(monstrous))
 
 
 def test_all_boxes_are_kept_where_a_bound_will_do():

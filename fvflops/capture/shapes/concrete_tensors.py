@@ -17,8 +17,9 @@ from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
 # Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
-# lengths) or made of nothing but such and constants.
+# lengths) or made of nothing but such and constants; and views of so many that are expanded to EXPANDED times as many.
 CONCRETE_LIMIT = 1 << 20
+EXPANDED = 64
 
 WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -142,7 +143,10 @@ class ConcreteTensors:
 
 def is_small(metadata: Metadata) -> bool:
     """Return whether a tensor may keep its numbers."""
-    return metadata.numel <= CONCRETE_LIMIT
+    if metadata.numel <= CONCRETE_LIMIT:
+        return True
+    held = metadata.nbytes // metadata.dtype.itemsize
+    return held <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
 
 
 def _could_stay(metadata: Metadata) -> bool:
