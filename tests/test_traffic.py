@@ -313,3 +313,11 @@ def test_a_handle_says_what_an_op_moves():
     assert decomposed.total() > 0
     with pytest.raises(TraceError, match="recorded inside aten::linear"):
         decomposed.set_op_handle("aten::linear", lambda call: 7).total()
+
+
+def test_the_table_says_at_which_ops_bytes_are_counted_whole(tmp_path):
+    table = tmp_path / "decomposed.yaml"
+    table.write_text("extends: exact\nops:\n  aten::linear: decompose\n")
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    assert ByteCountAnalysis(model, x).by_operator() == {"linear": 28 * FLOAT}
+    assert ByteCountAnalysis(model, x, table=str(table)).by_operator() == {"addmm": 28 * FLOAT}

@@ -60,7 +60,7 @@ class ByteCountAnalysis(ModelAnalysis):
             self._warn(self._counts)
         return self._counts
 
-    def _pricer(self) -> CostModel:
+    def _cost_model(self) -> CostModel:
         return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
     def _missing_stops(self) -> list[str]:
