@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.count import Amount, CostModel, RegionAmounts, find_covered, region_costs
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
 # Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
@@ -178,11 +179,9 @@ class _Worth(NamedTuple):
 
 @dataclass(slots=True)
 class _Opened:
-    """A region that is open: the place of its span, the region, and what ran in it so far."""
+    """The call of a region that is open: the place of its span, and what ran in it so far."""
 
     place: int
-    region: int
-    event: Event
     worth: _Worth = field(default_factory=_Worth)
     start: int | None = None
     end: int | None = None
@@ -202,66 +201,54 @@ class _Walk:
         self._items = items
         self._covered = covered
         self._spans: list[Span] = []
-        self._opened: dict[tuple[int | None, int], list[_Opened]] = {}
+        self._opened: dict[RegionCall, _Opened] = {}
         self._held: _Held | None = None if _has_memory(trace) else _Held(trace)
 
     def spans(self) -> list[Span]:
         """Return all spans."""
-        for event in self._trace.events or ():
-            if event.kind == "op":
-                self._call(event)
-            elif event.kind == "enter":
-                self._enter(event, event.item)
-            elif event.kind == "exit":
-                self._exit(event)
-            elif self._held is not None:
-                self._held.free(event.item)
-        for opened in self._opened.values():
-            while opened:
-                self._close(opened, self._items.of_region(opened[-1].region))
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._call(event, call)
+            elif kind == "free":
+                if self._held is not None:
+                    self._held.free(event.item)
+            elif call is not None:
+                if kind == "enter":
+                    self._enter(event, call)
+                elif kind == "exit":
+                    self._close(call, self._items.of_region_call(event.item), event)
+                else:
+                    self._close(call, self._items.of_region(call.region))
         return self._spans
 
-    def _around(self, event: Event) -> list[_Opened]:
-        return self._opened.setdefault((event.rank, event.thread), [])
-
-    def _call(self, event: Event) -> None:
+    def _call(self, event: Event, around: RegionCall | None) -> None:
         item = self._items.of_op(event.item)
-        opened = self._around(event)
         before, after = event.memory_before, event.memory_after
         if self._held is not None:
             before, after = self._held.bytes, self._held.make(event.writes)
         memory = max(0, after - before) if before is not None and after is not None else 0
         worth = self._own(item, event, memory)
-        self._spans.append(_span(event, item, len(opened), worth)._replace(memory_before=before, memory_after=after))
-        self._pass_on(opened, worth, event.start_ns, _end(event))
+        depth = 0 if around is None else around.depth + 1
+        self._spans.append(_span(event, item, depth, worth)._replace(memory_before=before, memory_after=after))
+        self._pass_on(around, worth, event.start_ns, _end(event))
 
-    def _enter(self, event: Event, region: int) -> None:
-        opened = self._around(event)
-        opened.append(_Opened(len(self._spans), region, event, start=event.start_ns))
-        self._spans.append(_span(event, 0, len(opened) - 1, _Worth()))
+    def _enter(self, event: Event, call: RegionCall) -> None:
+        self._opened[call] = _Opened(len(self._spans), start=event.start_ns)
+        self._spans.append(_span(event, 0, call.depth, _Worth()))
 
-    def _exit(self, event: Event) -> None:
-        region = self._trace.region_signatures[event.item].region
-        opened = self._around(event)
-        if not any(one.region == region for one in opened):  # it was entered while the recording was paused
-            self._enter(event, region)
-        while opened[-1].region != region:
-            self._close(opened, self._items.of_region(opened[-1].region))
-        self._close(opened, self._items.of_region_call(event.item), event)
-
-    def _close(self, opened: list[_Opened], item: int, event: Event | None = None) -> None:
-        """Make the span of the innermost region; `event` is that of its end, None where it was not seen."""
-        one = opened.pop()
+    def _close(self, call: RegionCall, item: int, event: Event | None = None) -> None:
+        """Make the span of a region's call; `event` is that of its end, None where it was not seen."""
+        one = self._opened.pop(call)
         worth = one.worth
-        first = one.event
+        first = call.begin
         if event is not None:
             if not event.raised:
                 worth = worth.plus(self._own(item, event, 0))
             first = event._replace(start_ns=one.start if event.start_ns is None else event.start_ns)
         elif one.start is not None and one.end is not None:
             first = first._replace(start_ns=one.start, duration_ns=one.end - one.start)
-        self._spans[one.place] = _span(first, item, len(opened), worth)
-        self._pass_on(opened, worth, first.start_ns, _end(first))
+        self._spans[one.place] = _span(first, item, call.depth, worth)
+        self._pass_on(call.parent, worth, first.start_ns, _end(first))
 
     def _own(self, item: int, event: Event, memory: int) -> _Worth:
         entry = self._items.all[item]
@@ -270,10 +257,11 @@ class _Walk:
             flops = macs = unknown = 0
         return _Worth(flops, macs, entry.nbytes or 0, memory, unknown)
 
-    def _pass_on(self, opened: list[_Opened], worth: _Worth, start: int | None, end: int | None) -> None:
-        if opened:
-            opened[-1].worth = opened[-1].worth.plus(worth)
-            opened[-1].hold(start, end)
+    def _pass_on(self, around: RegionCall | None, worth: _Worth, start: int | None, end: int | None) -> None:
+        if around is not None:
+            opened = self._opened[around]
+            opened.worth = opened.worth.plus(worth)
+            opened.hold(start, end)
 
 
 def _span(event: Event, item: int, depth: int, worth: _Worth) -> Span:

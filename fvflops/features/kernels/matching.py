@@ -12,6 +12,7 @@ from typing import Any
 
 from fvflops.counting.count import Amount, CostModel, find_covered, region_costs
 from fvflops.trace import Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
 from fvflops.trace.module_tree import innermost
 
@@ -200,40 +201,28 @@ def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
     root = _Call("root", "")
     priced = region_costs(trace, pricer)
     covered = find_covered(trace, priced)
-    opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
-    for index, event in enumerate(trace.events or ()):
-        around = opened.setdefault((event.rank, event.thread), [])
-        outer = around[-1][1] if around else root
+    modules: dict[RegionCall | None, _Call] = {None: root}  # of each region that is open, the innermost module's call
+    for kind, event, place, index in walk_events(trace):
         known = (event.stack, event.phase) not in covered
-        if event.kind == "op":
+        if kind == "op":
             signature = trace.signatures[event.item]
             flops = _sum(pricer.op_cost(signature)) if known else 0
-            outer.inner.append(_Call("op", signature.packet, index, flops))
-        elif event.kind == "enter":
-            region = trace.regions[event.item]
-            if region.kind == "module":
-                call = _Call("module", region.name)
-                outer.inner.append(call)
-                outer = call
-            around.append((event.item, outer))
-        elif event.kind == "exit":
-            number = trace.region_signatures[event.item].region
-            ended = _leave(around, number)
-            if ended is not None and trace.regions[number].kind == "module":
+            modules[place].inner.append(_Call("op", signature.packet, index, flops))
+        elif place is None or kind == "free":
+            continue
+        elif kind == "enter":
+            region = trace.regions[place.region]
+            modules[place] = outer = modules[place.parent]
+            if region.kind == "module" and event.kind == "enter":
+                modules[place] = _Call("module", region.name)
+                outer.inner.append(modules[place])
+        else:
+            ended = modules.pop(place)
+            if kind == "exit" and trace.regions[place.region].kind == "module" and place.begin.kind == "enter":
                 ended.index = index
-            if event.item in priced and known and not event.raised:
-                told = outer if ended is None else ended
-                told.flops = (told.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+            if kind == "exit" and event.item in priced and known and not event.raised:
+                ended.flops = (ended.flops or 0) + (_sum(priced[event.item].amounts) or 0)
     return root
-
-
-def _leave(around: list[tuple[int, _Call]], region: int) -> _Call | None:
-    """Return the call that the end of a region ends, with all that was left open in it; None where it has no begin."""
-    if all(opened != region for opened, _ in around):
-        return None
-    while around[-1][0] != region:
-        around.pop()
-    return around.pop()[1]
 
 
 def _sum(amounts: Sequence[Amount]) -> int | None:

@@ -1,4 +1,4 @@
-"""The measuring's counting: a measured Trace in, what its modules and operators took and come to out."""
+"""Sum up what the modules and operators of a measured Trace took, beside their counts and bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.features.profiling.model import Profile, ProfileRow
 from fvflops.features.roofline.model import Roofline
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Phase → name of a module or an op → its columns so far.
@@ -152,18 +153,6 @@ class _Memory:
 
 
 @dataclass(slots=True)
-class _Opened:
-    """A region that is open: its module's name, None for a function, and the most memory that ops held in it."""
-
-    name: str | None
-    peak: int | None = None
-
-    def hold(self, peak: int | None) -> None:
-        if peak is not None and (self.peak is None or peak > self.peak):
-            self.peak = peak
-
-
-@dataclass(slots=True)
 class _Both:
     """What is counted, by module and by operator."""
 
@@ -196,7 +185,8 @@ class _Walk:
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
-        self._opened: dict[int, list[_Opened]] = defaultdict(list)
+        # The most memory that ops held in a region that is open.
+        self._peaks: dict[RegionCall | None, int] = {}
         self.module_times: dict[str, dict[str, _Timed]] = {
             # Where no module is called the timings' calls are those of ops.
             phase: {
@@ -215,14 +205,13 @@ class _Walk:
 
     def run(self) -> None:
         """Walk over all events."""
-        for event in self._trace.events or ():
-            if event.kind == "enter":
-                region = self._trace.regions[event.item]
-                self._opened[event.thread].append(_Opened(region.name if region.kind == "module" else None))
-            elif event.kind == "exit":
-                self._leave(event)
-            elif event.kind == "op":
-                self._call(event)
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._call(event, call)
+            elif kind == "exit" and call is not None:
+                self._leave(event, call)
+            elif kind == "unfinished" and call is not None:
+                self._hold(call.parent, self._peaks.pop(call, None))
 
     def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that what ran under a scope is in, the root first."""
@@ -243,11 +232,15 @@ class _Walk:
     def _time(self, phase: str, name: str) -> _Timed:
         return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
 
-    def _call(self, event: Event) -> None:
+    def _hold(self, call: RegionCall | None, peak: int | None) -> None:
+        if peak is not None:
+            self._peaks[call] = max(peak, self._peaks.get(call, peak))
+
+    def _call(self, event: Event, around: RegionCall | None) -> None:
         scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
-        around = self.covering.get((event.stack, phase))
-        operator = self._trace.signatures[event.item].packet if around is None else around
-        self.operator_times[phase][operator].add(duration, calls=int(around is None))
+        covering = self.covering.get((event.stack, phase))
+        operator = self._trace.signatures[event.item].packet if covering is None else covering
+        self.operator_times[phase][operator].add(duration, calls=int(covering is None))
         if not scope and phase not in BY_OWNER:
             # In no module's call, as a loss is: it is the root's in the table, though not in the time of its calls.
             self._time(phase, "").add(duration, calls=0)
@@ -268,30 +261,27 @@ class _Walk:
             return
         if not scope:
             self.module_memory[phase][""].add(*memory)
-        opened = self._opened[event.thread]
-        if opened:
-            opened[-1].hold(event.memory_peak)
+        self._hold(around, event.memory_peak)
 
-    def _leave(self, event: Event) -> None:
-        opened = self._opened[event.thread]
-        region = self._trace.regions[self._trace.region_signatures[event.item].region]
-        closed = opened.pop() if opened else _Opened(region.name)
-        closed.hold(event.memory_peak)
-        if opened:
-            opened[-1].hold(closed.peak)
+    def _leave(self, event: Event, call: RegionCall) -> None:
+        region = self._trace.regions[call.region]
+        self._hold(call, event.memory_peak)
+        peak = self._peaks.pop(call, None)
+        self._hold(call.parent, peak)
         if event.item in self._priced and (event.stack, event.phase) not in self.covering and not event.raised:
             self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
         names = [region.name]
-        outer = [one.name for one in opened if one.name is not None]
+        regions = [self._trace.regions[outer.region] for outer in call.around()]
+        around = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
-            if not any(_is_in(inner, name) for inner in outer):
+            if not any(_is_in(inner, name) for inner in around):
                 self._time(event.phase, name).total += event.duration_ns or 0
                 names.append(name)
         if event.memory_before is not None and event.memory_after is not None:
             for name in names:
-                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, closed.peak)
+                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
 
 
 def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
