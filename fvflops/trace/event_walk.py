@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fvflops.trace.trace import Event, Trace
+from fvflops.trace.records import Event
+from fvflops.trace.trace import Trace
 
 
 class RegionCall:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fvflops.trace.trace import TraceError
+from fvflops.trace.records import TraceError
 
 # What the width of a thing can stand for. All but time are counted, and can be had without a clock.
 WEIGHTS = ("time", "flops", "macs", "bytes", "memory")

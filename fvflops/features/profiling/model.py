@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fvflops.trace import PHASES, check_phase
 from fvflops.trace.module_tree import ModuleTree
-from fvflops.trace.trace import PHASES, check_phase
 
 # What takes so many times its share of the FLOPs, and so much more of the whole time, stands out; and the other way.
 FACTOR = 2
