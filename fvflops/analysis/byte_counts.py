@@ -12,7 +12,7 @@ from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.trace import Counts
+from fvflops.trace import Counts, Trace
 from fvflops.trace.signature import packet_of
 
 
@@ -63,11 +63,10 @@ class ByteCountAnalysis(ModelAnalysis):
     def _cost_model(self) -> CostModel:
         return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
-    def _missing_stops(self) -> list[str]:
+    def _missing_stops(self, trace: Trace) -> list[str]:
         """Return the ops that a handle names and the trace has looked into; without one any trace will do."""
         stops = self._after_handles(TrafficCostModel(self._part)).stops_at
-        decomposed = () if self._trace is None else self._trace.decomposed
-        return sorted({packet_of(name) for name in decomposed if name in stops})
+        return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
     def _after_handles(self, pricer: CostModel) -> CostModel:
         if self._handles or self._module_handles:

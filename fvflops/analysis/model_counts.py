@@ -144,7 +144,7 @@ class FlopCountAnalysis(_TableAnalysis):
         An analysis that was not made with `lines=True` raises TraceError.
         """
         calls = self._list_op_calls()
-        if not (self._lines or self.trace().lines):
+        if not (self._run.lines or self.trace().lines):
             raise TraceError("no lines of source were recorded: make the analysis with lines=True")
         return sum_lines(calls)
 

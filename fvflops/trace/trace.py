@@ -146,8 +146,8 @@ def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
 
     >>> check_phase("backward", ("forward",))
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; recorded \
-was forward
+    fvflops.trace.records.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; \
+recorded was forward
     """
     if phase in recorded:
         return phase
