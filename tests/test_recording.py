@@ -25,7 +25,7 @@ from fvflops import (
     record,
     schedule,
 )
-from fvflops.capture.run import ExecutionError
+from fvflops.capture.run import ExecutionError, record_call
 from tests.recordings import (
     BEFORE,
     EXECUTIONS,
@@ -550,3 +550,13 @@ class Last(nn.Module):
 
     def forward(self, output):
         return output[0][-1]
+
+
+@pytest.mark.parametrize("execution", ["auto", "shapes", "real"])
+def test_what_is_wrong_before_the_first_run_is_raised_as_it_is(execution, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise MemoryError("no recorder")
+
+    monkeypatch.setattr("fvflops.capture.run.Recorder", refuse)
+    with pytest.raises(MemoryError, match="no recorder"):
+        record_call(nn.Linear(3, 2), (torch.ones(4, 3),), execution=execution)
