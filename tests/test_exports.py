@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
-from fvflops.counting import Amount, HandleCostModel, TableCostModel, build_timeline, count
-from fvflops.formulas import load_table
+from fvflops.counting import HandleCostModel, TableCostModel, build_timeline, count
+from fvflops.formulas import OpCost, load_table
 from fvflops.reports import EXPORTS
 from fvflops.reports.files import frames
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
@@ -478,7 +478,7 @@ class Ignorant:
     counts_modules = False
 
     def op_cost(self, signature):
-        return (Amount(signature.packet, Status.UNKNOWN),)
+        return (OpCost(signature.packet, Status.UNKNOWN),)
 
     def region_cost(self, region, module, signature):
         return None
@@ -500,7 +500,7 @@ class Elements(Ignorant):
 
     def op_cost(self, signature):
         value = sum(spec.numel for spec in tensors_in((*signature.inputs, *signature.outputs)))
-        return (Amount(signature.packet, Status.COUNTED, value),)
+        return (OpCost(signature.packet, Status.COUNTED, value),)
 
 
 def test_bytes_are_what_their_pricer_says() -> None:

@@ -418,7 +418,7 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
 
 def estimate_by(pricer: CostModel, signature: Signature) -> int:
     """Return what a call counts for, in comparison with another that might be made."""
-    return sum(amount.value for amount in pricer.op_cost(signature))
+    return sum(cost.value for cost in pricer.op_cost(signature))
 
 
 def model_run(analysis: ModelAnalysis) -> ModelRun | None:

@@ -9,7 +9,8 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.count import Amount, CostModel, RegionAmounts, find_covered, region_costs
+from fvflops.counting.count import CostModel, RegionCost, find_covered, region_costs
+from fvflops.formulas import OpCost
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
@@ -90,7 +91,7 @@ class _Items:
     """The items of a trace's calls, numbered as they are first asked for."""
 
     def __init__(
-        self, trace: Trace, pricer: CostModel, bytes_pricer: CostModel | None, priced: Mapping[int, RegionAmounts]
+        self, trace: Trace, pricer: CostModel, bytes_pricer: CostModel | None, priced: Mapping[int, RegionCost]
     ) -> None:
         self.all: list[Callee] = []
         self._trace = trace
@@ -104,12 +105,12 @@ class _Items:
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
-            amounts = self._pricer.op_cost(signature)
+            costs = self._pricer.op_cost(signature)
             nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.op_cost(signature), "value")
             item = Callee(
                 "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
             )
-            number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(amounts)))
+            number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(costs)))
         return number
 
     def of_region_call(self, index: int) -> int:
@@ -120,7 +121,7 @@ class _Items:
             kind, name = self._trace.regions[region]
             item = Callee(kind, name, region, *_describe("", (), inputs, outputs))
             if index in self._priced:
-                item = item._replace(**_price(self._priced[index].amounts))
+                item = item._replace(**_price(self._priced[index].costs))
             number = self._add(("exit", index), item)
         return number
 
@@ -153,13 +154,13 @@ def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
     return (*map(str, specs[:_NAMED]), *([f"and {more} more"] if more > 0 else []))
 
 
-def _price(amounts: tuple[Amount, ...]) -> dict[str, Any]:
-    return {"flops": _sum(amounts, "value"), "macs": _sum(amounts, "macs"), "status": amounts[0].status.value}
+def _price(costs: tuple[OpCost, ...]) -> dict[str, Any]:
+    return {"flops": _sum(costs, "value"), "macs": _sum(costs, "macs"), "status": costs[0].status.value}
 
 
-def _sum(amounts: tuple[Amount, ...], part: str) -> int | None:
+def _sum(costs: tuple[OpCost, ...], part: str) -> int | None:
     """Return the sum of what is known, None where nothing is."""
-    known = [getattr(amount, part) for amount in amounts if amount.status is not Status.UNKNOWN]
+    known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNKNOWN]
     # A handle that a program set may have returned an integer of numpy.
     return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fvflops.counting.count import Amount, RegionAmounts
+from fvflops.counting.count import RegionCost
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
+from fvflops.formulas import OpCost
 from fvflops.formulas.rows import default_label
 from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
 
@@ -49,19 +50,17 @@ class TrafficCostModel:
         """Return what one call reads and writes, None where that is not known."""
         return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
-            return (Amount(label, Status.UNKNOWN),)
+            return (OpCost(label, Status.UNKNOWN),)
         read, written = traffic
         value = {"moved": read + written, "read": read, "written": written}[self._part]
-        return (Amount(label, Status.COUNTED if read + written else Status.FREE, value),)
+        return (OpCost(label, Status.COUNTED if read + written else Status.FREE, value),)
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return None: look inside."""
         return None
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from fvflops.counting.count import Amount, CostModel, find_covered, region_costs
+from fvflops.counting.count import CostModel, find_covered, region_costs
+from fvflops.formulas import OpCost
 from fvflops.trace import Event, Status, Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
@@ -221,12 +222,12 @@ def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
             if kind == "exit" and trace.regions[place.region].kind == "module" and place.begin.kind == "enter":
                 ended.index = index
             if kind == "exit" and event.item in priced and known and not event.raised:
-                ended.flops = (ended.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+                ended.flops = (ended.flops or 0) + (_sum(priced[event.item].costs) or 0)
     return root
 
 
-def _sum(amounts: Sequence[Amount]) -> int | None:
-    known = [int(amount.value) for amount in amounts if amount.status is not Status.UNKNOWN]
+def _sum(costs: Sequence[OpCost]) -> int | None:
+    known = [int(cost.value) for cost in costs if cost.status is not Status.UNKNOWN]
     return sum(known) if known else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fvflops.counting.count import CostModel, RegionAmounts, find_covered, name_region, region_costs
+from fvflops.counting.count import CostModel, RegionCost, find_covered, name_region, region_costs
 from fvflops.counting.timing import BY_OWNER, Times, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.features.profiling.model import Profile, ProfileRow
@@ -284,9 +284,9 @@ class _Walk:
                 self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
 
 
-def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
+def _find_covering(trace: Trace, priced: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
     """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
-    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.exclusive}
+    regions = {trace.region_signatures[index].region for index, cost in priced.items() if cost.exclusive}
     return {
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
         for stack, phase in find_covered(trace, priced)

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Protocol
 
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.count import Amount, CostModel, RegionAmounts, count
+from fvflops.counting.count import CostModel, RegionCost, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.counting.traffic.traffic_rules import bytes_in
 from fvflops.features.roofline.model import Bounded, Load, Roofline
 from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
 from fvflops.features.utilisation.devices import Device, find_device, short_dtype
-from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
 
 
@@ -81,7 +81,7 @@ def roofline(
 
 
 class _WorkPricer:
-    """Prices calls in FLOPs and bytes at once: an amount's value is its bytes, and the status that of its FLOPs.
+    """Costs of calls in FLOPs and bytes at once: the value of a cost is its bytes, and the status that of its FLOPs.
 
     A region that the table counts as one moves what goes in, what comes out and its parameters.
     """
@@ -99,13 +99,11 @@ class _WorkPricer:
     def counts_modules(self) -> bool:
         return self._flops.counts_modules
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         traffic = self._moved.op_traffic(signature)
         return _with_bytes(self._flops.op_cost(signature), 0 if traffic is None else sum(traffic))
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         priced = self._flops.region_cost(region, module, signature)
         if priced is None:
             return None
@@ -113,12 +111,12 @@ class _WorkPricer:
         if module is not None and priced.exclusive:
             inside = f"{module.name}." if module.name else ""
             moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
-        return RegionAmounts(_with_bytes(priced.amounts, moved), priced.exclusive)
+        return RegionCost(_with_bytes(priced.costs, moved), priced.exclusive)
 
 
-def _with_bytes(amounts: tuple[Amount, ...], moved: int) -> tuple[Amount, ...]:
-    """Return the amounts with bytes for values, all of them at the first."""
-    return tuple(amount._replace(value=0 if index else moved) for index, amount in enumerate(amounts))
+def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
+    """Return the costs with bytes for values, all of them at the first."""
+    return tuple(cost._replace(value=0 if index else moved) for index, cost in enumerate(costs))
 
 
 class _Clock:
