@@ -393,8 +393,9 @@ class Raises(nn.Module):
 
 
 def test_a_region_that_raised_is_closed_and_marked() -> None:
-    with pytest.raises(RuntimeError, match="no"), record(nn.Sequential(nn.Linear(3, 2), Raises())) as run:
-        run._target(torch.ones(4, 3))
+    model = nn.Sequential(nn.Linear(3, 2), Raises())
+    with pytest.raises(RuntimeError, match="no"), record(model) as run:
+        model(torch.ones(4, 3))
     timeline = build_timeline(run.trace(), run._cost_model())
     file = read_chrome(export("chrome-trace", timeline))
     raised = {event["args"]["module"] for event in file["traceEvents"] if event["args"].get("raised")}
@@ -505,7 +506,7 @@ class Elements(Ignorant):
 
 def test_bytes_are_what_their_pricer_says() -> None:
     flops = FlopCountAnalysis(Net(), torch.ones(2, 8))
-    timeline = build_timeline(flops.trace(), flops._cost_model(), bytes_pricer=Elements())
+    timeline = build_timeline(flops.trace(), flops._cost_model(), traffic_model=Elements())
     # Linear(8, 16): 16 + 128 + 16 + 32; ReLU: 32 + 32; Linear(16, 4): 32 + 64 + 4 + 8.
     assert list(read_stacks(export("flame-graph", timeline, "bytes")).values()) == [192, 64, 108]
     assert json.loads(export("speedscope", timeline, "bytes"))["profiles"][0]["unit"] == "bytes"
@@ -548,7 +549,7 @@ def test_measured_memory_goes_before_what_the_storages_say() -> None:
     ("weight", "error", "message"),
     [
         ("time", TraceError, "no clock ran: record with measure="),
-        ("bytes", TraceError, "bytes_pricer; known are flops, macs, memory"),
+        ("bytes", TraceError, "traffic_model; known are flops, macs, memory"),
         ("flop", ValueError, "no weight 'flop': there are time, flops, macs, bytes, memory"),
     ],
 )

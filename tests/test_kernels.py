@@ -104,7 +104,7 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
     assert run.ledger().told_elsewhere == ()
     # What a call of a module comes to is its event's, functions in it included.
-    timeline = build_timeline(trace, run._pricer)
+    timeline = build_timeline(trace, run._cost_model)
     calls = {
         timeline.callees[span.callee].name: span.flops
         for span in timeline.spans

@@ -55,8 +55,8 @@ class ByteCountAnalysis(ModelAnalysis):
     def counts(self) -> Counts:
         """Return the counts of the model's run in bytes; an op that moves nothing is free."""
         if self._counts is None:
-            trace, pricer = split_by_aliasing(self.trace(), self._part)
-            self._counts = count(trace, self._after_handles(pricer), "bytes")
+            trace, cost_model = split_by_aliasing(self.trace(), self._part)
+            self._counts = count(trace, self._after_handles(cost_model), "bytes")
             self._warn(self._counts)
         return self._counts
 
@@ -68,7 +68,7 @@ class ByteCountAnalysis(ModelAnalysis):
         stops = self._after_handles(TrafficCostModel(self._part)).stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _after_handles(self, pricer: CostModel) -> CostModel:
+    def _after_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
-            return HandleCostModel(pricer, self._handles, self._module_handles)
-        return pricer
+            return HandleCostModel(cost_model, self._handles, self._module_handles)
+        return cost_model

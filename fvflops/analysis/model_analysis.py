@@ -50,7 +50,7 @@ class ModelAnalysis:
     when it ran, and to that module's parents.
 
     >>> import torch
-    >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
+    >>> analysis = ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
     >>> analysis.set_op_handle("aten::linear", lambda call: call.out.numel).total()
     8
     """
@@ -166,8 +166,8 @@ class ModelAnalysis:
         class has raises ValueError.
 
         >>> import torch
-        >>> analysis = ModelAnalysis(nn.Sequential(nn.LSTM(4, 8)), torch.ones(5, 1, 4))
-        >>> analysis.set_module_handle(nn.LSTM, lambda call: call.attributes["hidden_size"]).by_operator()
+        >>> analysis = ModelAnalysis(torch.nn.Sequential(torch.nn.LSTM(4, 8)), torch.ones(5, 1, 4))
+        >>> analysis.set_module_handle(torch.nn.LSTM, lambda call: call.attributes["hidden_size"]).by_operator()
         Counter({'LSTM': 8})
         """
         if len(args) % 2:
@@ -275,7 +275,7 @@ class ModelAnalysis:
         cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
 
         >>> import torch
-        >>> ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
+        >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
         True
         """
         if path is not None:
@@ -297,7 +297,7 @@ class ModelAnalysis:
 
         >>> import torch
         >>> from fvflops import FlopCountAnalysis
-        >>> FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
+        >>> FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
         {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
         """
         return make_columns(self._list_rows(by, depth, "to_dict()")[0])
@@ -318,7 +318,7 @@ class ModelAnalysis:
         without which, as for another ending, PlotError is raised; an unknown measure raises ValueError. A path that
         cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
 
-        >>> ModelAnalysis(nn.Linear(3, 2)).to_picture("linear.pdf")
+        >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
@@ -416,9 +416,9 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     )
 
 
-def estimate_by(pricer: CostModel, signature: Signature) -> int:
+def estimate_by(cost_model: CostModel, signature: Signature) -> int:
     """Return what a call counts for, in comparison with another that might be made."""
-    return sum(cost.value for cost in pricer.op_cost(signature))
+    return sum(cost.value for cost in cost_model.op_cost(signature))
 
 
 def model_run(analysis: ModelAnalysis) -> ModelRun | None:

@@ -126,7 +126,7 @@ class FlopCountAnalysis(_TableAnalysis):
         1 0 Linear float32[4, 2] 24
         2 1 ReLU float32[4, 2] 0
         """
-        return list_module_calls(self.trace(), self._cost_model(), self._activations_pricer())
+        return list_module_calls(self.trace(), self._cost_model(), self._activations_model())
 
     def module_call_table(self, *, depth: int | None = None) -> str:
         """Return the calls of modules as text, a line each: shapes, parameters, FLOPs, activations and bytes.
@@ -193,9 +193,9 @@ class FlopCountAnalysis(_TableAnalysis):
         return list_call_rows(self, by, depth)
 
     def _list_op_calls(self) -> tuple[OpCall, ...]:
-        return list_op_calls(self.trace(), self._cost_model(), self._activations_pricer())
+        return list_op_calls(self.trace(), self._cost_model(), self._activations_model())
 
-    def _activations_pricer(self) -> CostModel | None:
+    def _activations_model(self) -> CostModel | None:
         return None if self._table is None else TableCostModel(self._table, "activations")
 
 

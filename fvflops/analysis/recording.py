@@ -82,8 +82,7 @@ class record(FlopCountAnalysis):
     ) -> None:
         no_model: Any = None  # what is recorded is a program, which is not run again
         super().__init__(no_model, table=table, warn=warn)
-        self._target = model
-        self._options = {"execution": execution, "device": device, "assume": assume, "measure": measure}
+        self._new_session = partial(Session, model, execution=execution, device=device, assume=assume, measure=measure)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True
@@ -249,9 +248,9 @@ class record(FlopCountAnalysis):
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
 
     def _make_session(self) -> Session:
-        pricer = self._cost_model()
+        cost_model = self._cost_model()
         # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
-        return Session(self._target, stops_at=pricer.stops_at, weigh=partial(estimate_by, pricer), **self._options)  # type: ignore[arg-type]
+        return self._new_session(stops_at=cost_model.stops_at, weigh=partial(estimate_by, cost_model))
 
     def _leave(self, *, complete: bool) -> None:
         with deferred():

@@ -1,4 +1,4 @@
-"""The pricing of calls by handles, Python functions that a program set for ops and modules, before a table is asked."""
+"""Cost model of handles: Python functions that a program set for ops and modules, asked before a table."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class HandleCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that a handle or the inner pricer has something to say about."""
+        """The composite ops that a handle or the inner cost model has something to say about."""
         return self._inner.stops_at.including(self._handles)
 
     @property
     def counts_modules(self) -> bool:
-        """Whether a handle or the inner pricer has something to say about a module."""
+        """Whether a handle or the inner cost model has something to say about a module."""
         return bool(self._modules) or self._inner.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return what the handle says of one call, or what the inner pricer says."""
+        """Return what the handle says of one call, or what the inner cost model says."""
         for name in (signature.op, signature.packet, _traced_name(signature.packet)):
             if name in self._handles:
                 return _cost(self._handles[name], name, Call.of(signature))
         return self._inner.op_cost(signature)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return what the handle says of one call of a module or a function, or what the inner pricer says."""
+        """Return what the handle says of one call of a module or a function, or what the inner cost model says."""
         if module is not None:
             name = find_class(self._modules, module.classes)
             if name is not None:

@@ -19,10 +19,10 @@ from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 _NAMED = 16
 
 
-def build_timeline(trace: Trace, pricer: CostModel, *, bytes_pricer: CostModel | None = None) -> Timeline:
-    """Return the timeline of a trace, its FLOPs and multiply-adds by a pricer.
+def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
+    """Return the timeline of a trace, its FLOPs and multiply-adds by a cost model.
 
-    `bytes_pricer` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
+    `traffic_model` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
     what the lifetimes of the storages come to: on all devices together, with what was there before, from its start. A
     region that was left without an exit, because the recording ended or was paused, lasts as long as what ran in it.
 
@@ -30,22 +30,22 @@ def build_timeline(trace: Trace, pricer: CostModel, *, bytes_pricer: CostModel |
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
     >>> from fvflops.counting import TableCostModel
-    >>> pricer = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
-    >>> timeline = build_timeline(trace, pricer)
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
+    >>> timeline = build_timeline(trace, cost_model)
     >>> [(timeline.callees[span.callee].name, span.depth, span.flops) for span in timeline.spans]
     [('', 0, 24), ('aten::linear', 1, 24)]
     """
     frames = tuple(_frame(trace, region) for region in trace.regions)
-    priced = region_costs(trace, pricer)
-    covered = frozenset(find_covered(trace, priced))
-    items = _Items(trace, pricer, bytes_pricer, priced)
+    costs = region_costs(trace, cost_model)
+    covered = frozenset(find_covered(trace, costs))
+    items = _Items(trace, cost_model, traffic_model, costs)
     calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
     for (index, stack, phase), count in trace.region_calls.items():
-        if index in priced:
+        if index in costs:
             calls[items.of_region_call(index), stack, phase] = count
     spans = None if trace.events is None else tuple(_Walk(trace, items, covered).spans())
-    known = {"flops", "macs", *(["bytes"] if bytes_pricer is not None else []), *_measured(trace)}
+    known = {"flops", "macs", *(["bytes"] if traffic_model is not None else []), *_measured(trace)}
     return Timeline(
         frames=frames,
         stacks=trace.stacks,
@@ -91,13 +91,13 @@ class _Items:
     """The items of a trace's calls, numbered as they are first asked for."""
 
     def __init__(
-        self, trace: Trace, pricer: CostModel, bytes_pricer: CostModel | None, priced: Mapping[int, RegionCost]
+        self, trace: Trace, cost_model: CostModel, traffic_model: CostModel | None, costs: Mapping[int, RegionCost]
     ) -> None:
         self.all: list[Callee] = []
         self._trace = trace
-        self._pricer = pricer
-        self._bytes_pricer = bytes_pricer
-        self._priced = priced
+        self._cost_model = cost_model
+        self._traffic_model = traffic_model
+        self._region_costs = costs
         self._numbers: dict[tuple[str, int], int] = {}
 
     def of_op(self, index: int) -> int:
@@ -105,12 +105,12 @@ class _Items:
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
-            costs = self._pricer.op_cost(signature)
-            nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.op_cost(signature), "value")
+            costs = self._cost_model.op_cost(signature)
+            nbytes = None if self._traffic_model is None else _sum(self._traffic_model.op_cost(signature), "value")
             item = Callee(
                 "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
             )
-            number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(costs)))
+            number = self._add(("op", index), item._replace(nbytes=nbytes, **_columns(costs)))
         return number
 
     def of_region_call(self, index: int) -> int:
@@ -120,8 +120,8 @@ class _Items:
             region, inputs, outputs = self._parts(index)
             kind, name = self._trace.regions[region]
             item = Callee(kind, name, region, *_describe("", (), inputs, outputs))
-            if index in self._priced:
-                item = item._replace(**_price(self._priced[index].costs))
+            if index in self._region_costs:
+                item = item._replace(**_columns(self._region_costs[index].costs))
             number = self._add(("exit", index), item)
         return number
 
@@ -154,7 +154,7 @@ def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
     return (*map(str, specs[:_NAMED]), *([f"and {more} more"] if more > 0 else []))
 
 
-def _price(costs: tuple[OpCost, ...]) -> dict[str, Any]:
+def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
     return {"flops": _sum(costs, "value"), "macs": _sum(costs, "macs"), "status": costs[0].status.value}
 
 

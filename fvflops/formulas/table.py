@@ -1,4 +1,4 @@
-"""The table: a convention, which puts a price on every call; read from YAML, which is data and runs nothing.
+"""Formula tables: a convention, which says what every call costs; read from YAML, which is data and runs nothing.
 
     description: one line
     extends: default            # a shipped table, a path relative to this file, or a URI; the nearer entry wins

@@ -1,4 +1,4 @@
-"""The pricing of calls in bytes, by their signatures and by what a trace's events tell of their storages."""
+"""Cost model in bytes: by signatures, and by what a trace's events tell of the storages of each call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrafficCostModel:
     """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
 
     `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
-    in `stops_at` are to be recorded whole, as one kernel; any other trace can be priced too.
+    in `stops_at` are to be recorded whole, as one kernel; any other trace can be counted too.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TrafficCostModel:
 def split_by_aliasing(
     trace: Trace, part: str = "moved", *, keep_events: bool = False
 ) -> tuple[Trace, TrafficCostModel]:
-    """Return a trace that tells calls apart by what their storages say of them, and the pricer that knows it.
+    """Return a trace that tells calls apart by what their storages say of them, and the cost model that knows it.
 
     Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
     trace is aggregated unless `keep_events`. A trace without events is returned as it is.

@@ -53,7 +53,7 @@ class KernelMatch:
         return numbers if self.run.complete else numbers[:-1]
 
 
-def match_kernels(run: KernelRun, trace: Trace | None, pricer: CostModel) -> KernelMatch:
+def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) -> KernelMatch:
     """Return a run with the modules, phases and FLOPs of its events.
 
     The Trace holds what one step does; each step of the run is laid beside it. In a call of a module, the outermost
@@ -64,15 +64,15 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: CostModel) -> Ker
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
     >>> from fvflops.counting import TableCostModel
-    >>> pricer = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
     >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
-    >>> match_kernels(run, trace, pricer).flops
+    >>> match_kernels(run, trace, cost_model).flops
     (24, 24)
     """
     children = _children(run)
     steps = _number_steps(run)
-    calls = None if trace is None else _build_calls(trace, pricer)
+    calls = None if trace is None else _build_calls(trace, cost_model)
     walk = _Walk(run, children, calls)
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
         walk.match_step(_list_roots(run, children, steps, number))
@@ -194,20 +194,20 @@ class _Call:
             yield from call.ops()
 
 
-def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
+def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
     """Return the calls of a Trace, one in another; those of all threads in one order, since they wait for each other.
 
     What a region counts for that is no module is told of the module around it.
     """
     root = _Call("root", "")
-    priced = region_costs(trace, pricer)
-    covered = find_covered(trace, priced)
+    costs = region_costs(trace, cost_model)
+    covered = find_covered(trace, costs)
     modules: dict[RegionCall | None, _Call] = {None: root}  # of each region that is open, the innermost module's call
     for kind, event, place, index in walk_events(trace):
         known = (event.stack, event.phase) not in covered
         if kind == "op":
             signature = trace.signatures[event.item]
-            flops = _sum(pricer.op_cost(signature)) if known else 0
+            flops = _sum(cost_model.op_cost(signature)) if known else 0
             modules[place].inner.append(_Call("op", signature.packet, index, flops))
         elif place is None or kind == "free":
             continue
@@ -221,8 +221,8 @@ def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
             ended = modules.pop(place)
             if kind == "exit" and trace.regions[place.region].kind == "module" and place.begin.kind == "enter":
                 ended.index = index
-            if kind == "exit" and event.item in priced and known and not event.raised:
-                ended.flops = (ended.flops or 0) + (_sum(priced[event.item].costs) or 0)
+            if kind == "exit" and event.item in costs and known and not event.raised:
+                ended.flops = (ended.flops or 0) + (_sum(costs[event.item].costs) or 0)
     return root
 
 

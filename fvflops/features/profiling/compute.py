@@ -20,14 +20,14 @@ from fvflops.trace.module_tree import innermost, modules_above
 _Tables = dict[str, dict[str, Counter[str]]]
 
 
-def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roofline | None = None) -> Profile:
-    """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a pricer.
+def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
+    """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a cost model.
 
     A module has all that ran while it was called, whoever owns it, as the clock around it has; in the backward pass and
     in optimizers' steps, in which no module is called, it has what belongs to it and to the modules inside it by name.
     What was never called, such as a list of modules, has what the modules inside it have. Ops that ran in no module's
-    call are in the root's line. Where the pricer counts a module as one, what ran in it is one operator, the module's
-    class. A Trace without measured columns raises TraceError.
+    call are in the root's line. Where the cost model counts a module as one, what ran in it is one operator, the
+    module's class. A Trace without measured columns raises TraceError.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis, record
@@ -39,7 +39,7 @@ def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roof
     """
     columns = measured_columns(trace)
     times = sum_times(trace)
-    walk = _Walk(trace, times, pricer)
+    walk = _Walk(trace, times, cost_model)
     walk.run()
     tables = _Both(walk)
     for entry in counts.entries:
@@ -74,12 +74,12 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
 
 def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
     """Add the bytes that ops read and write, and return op → calls of those of which they are not known."""
-    moved, pricer = split_by_aliasing(trace)
+    moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
     unmoved: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
-        traffic = pricer.op_traffic(signature)
+        traffic = cost_model.op_traffic(signature)
         operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
             unmoved[signature.packet] += calls
@@ -178,10 +178,10 @@ class _Walk:
     `covering` maps a stack and a phase to the operator as which all that ran there is counted.
     """
 
-    def __init__(self, trace: Trace, times: Times, pricer: CostModel) -> None:
+    def __init__(self, trace: Trace, times: Times, cost_model: CostModel) -> None:
         self._trace = trace
-        self._priced = region_costs(trace, pricer)
-        self.covering = _find_covering(trace, self._priced)
+        self._region_costs = region_costs(trace, cost_model)
+        self.covering = _find_covering(trace, self._region_costs)
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
@@ -268,7 +268,7 @@ class _Walk:
         self._hold(call, event.memory_peak)
         peak = self._peaks.pop(call, None)
         self._hold(call.parent, peak)
-        if event.item in self._priced and (event.stack, event.phase) not in self.covering and not event.raised:
+        if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
             self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
@@ -284,12 +284,12 @@ class _Walk:
                 self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
 
 
-def _find_covering(trace: Trace, priced: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
+def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
     """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
-    regions = {trace.region_signatures[index].region for index, cost in priced.items() if cost.exclusive}
+    regions = {trace.region_signatures[index].region for index, cost in costs.items() if cost.exclusive}
     return {
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
-        for stack, phase in find_covered(trace, priced)
+        for stack, phase in find_covered(trace, costs)
     }
 
 

@@ -60,10 +60,10 @@ def roofline(
         raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
     trace = recorded if isinstance(recorded, Trace) else recorded.trace()
     chosen = resolve_table(table)
-    trace, bytes_pricer = split_by_aliasing(trace)
-    pricer = _WorkPricer(TableCostModel(chosen, "flops"), bytes_pricer, trace.modules)
+    trace, traffic_model = split_by_aliasing(trace)
+    cost_model = _WorkCostModel(TableCostModel(chosen, "flops"), traffic_model, trace.modules)
     clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)
-    counts = count(trace, pricer, "bytes")
+    counts = count(trace, cost_model, "bytes")
     entries = tuple(clock.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
     if clock.without_peak and not clock.peaks:
         known.peak(next(iter(clock.without_peak)))  # which says what the device has
@@ -75,12 +75,12 @@ def roofline(
         trace.modules,
         entries,
         unknown=counts.ledger()[Status.UNKNOWN],
-        unmoved=count(trace, bytes_pricer, "bytes").ledger()[Status.UNKNOWN],
+        unmoved=count(trace, traffic_model, "bytes").ledger()[Status.UNKNOWN],
         without_peak=clock.without_peak,
     )
 
 
-class _WorkPricer:
+class _WorkCostModel:
     """Costs of calls in FLOPs and bytes at once: the value of a cost is its bytes, and the status that of its FLOPs.
 
     A region that the table counts as one moves what goes in, what comes out and its parameters.
@@ -104,14 +104,14 @@ class _WorkPricer:
         return _with_bytes(self._flops.op_cost(signature), 0 if traffic is None else sum(traffic))
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        priced = self._flops.region_cost(region, module, signature)
-        if priced is None:
+        cost = self._flops.region_cost(region, module, signature)
+        if cost is None:
             return None
-        moved = bytes_in((*signature.inputs, *signature.outputs)) if priced.exclusive else 0
-        if module is not None and priced.exclusive:
+        moved = bytes_in((*signature.inputs, *signature.outputs)) if cost.exclusive else 0
+        if module is not None and cost.exclusive:
             inside = f"{module.name}." if module.name else ""
             moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
-        return RegionCost(_with_bytes(priced.costs, moved), priced.exclusive)
+        return RegionCost(_with_bytes(cost.costs, moved), cost.exclusive)
 
 
 def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
