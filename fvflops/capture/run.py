@@ -128,8 +128,8 @@ def record_call(
             with gc_paused(), plain_sizes():
                 shapes, failure = _by_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
-                if "supposed" in shapes.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.about["supposed"]))
+                if shapes.info.assumed:
+                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.info.assumed))
                 return shapes
         try:
             trace = _for_real(request, stack, once=once)

@@ -35,7 +35,7 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
     >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
     [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
     """
-    memory_is_measured = "memory" in trace.about.get("measured", "")
+    memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
     flow = _Flow(trace)
     seen: Counter[str] = Counter()

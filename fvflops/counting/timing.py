@@ -50,7 +50,7 @@ class Times:
 
 def read_times(trace: Trace) -> Times:
     """Return the times of a Trace that was recorded with measure={"time"}; another raises TraceError."""
-    if trace.events is None or "time" not in trace.about.get("measured", ""):
+    if trace.events is None or "time" not in trace.info.measured:
         raise TraceError('this trace holds no times: record it with measure={"time"}')
     return sum_times(trace)
 

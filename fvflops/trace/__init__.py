@@ -2,7 +2,7 @@
 
 from fvflops.trace.counts import Counts, Entry, Status
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
-from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError
+from fvflops.trace.records import PHASES, Event, Region, RunInfo, StopsAt, Storage, TraceError
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.summary import Summary
@@ -18,6 +18,7 @@ __all__ = [
     "ParameterInfo",
     "Region",
     "RegionSignature",
+    "RunInfo",
     "Signature",
     "Status",
     "StopsAt",

@@ -95,6 +95,59 @@ class StopsAt:
 
 
 @dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a Trace says of its run; in its JSON these are the texts of `about`, with others that are only shown.
+
+    `execution` is "shapes", "real" or "fake", `vocabulary` "core" or "composite". `device` is that which a run by
+    shapes was for, or a profile ran on, and `inputs` the model's, "" where they are not known. `measured` holds "time"
+    and "memory". `assumed` tells, by op, of what data-dependent ops were taken to give, and `upper_bounds` names those
+    whose results were taken to be as large as they can be. A profile made so many `warmup` runs, or `steps` of a
+    schedule; `overhead_ns` was subtracted for the profiling as a whole, and `overhead_ns_per_op` from each op.
+    """
+
+    execution: str = ""
+    vocabulary: str = ""
+    device: str = ""
+    inputs: str = ""
+    measured: frozenset[str] = frozenset()
+    assumed: str = ""
+    upper_bounds: tuple[str, ...] = ()
+    warmup: int = 0
+    steps: int = 0
+    overhead_ns: int = 0
+    overhead_ns_per_op: int = 0
+
+    @classmethod
+    def read(cls, about: Mapping[str, str]) -> RunInfo:
+        """Return what texts say; a number that is none is 0.
+
+        >>> RunInfo.read({"measured": "time, memory", "warmup": "2"}).measured == {"time", "memory"}
+        True
+        """
+        return cls(
+            execution=about.get("execution", ""),
+            vocabulary=about.get("vocabulary", ""),
+            device=about.get("device", ""),
+            inputs=about.get("inputs", ""),
+            measured=frozenset(_names(about.get("measured", ""))),
+            assumed=about.get("supposed", ""),
+            upper_bounds=tuple(_names(about.get("bounds", ""))),
+            warmup=_number(about.get("warmup", "")),
+            steps=_number(about.get("steps", "")),
+            overhead_ns=_number(about.get("overhead_ns", "")),
+            overhead_ns_per_op=_number(about.get("overhead_ns_per_op", "")),
+        )
+
+
+def _names(text: str) -> list[str]:
+    return text.split(", ") if text else []
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
 class TraceColumns:
     """What of a Trace is saved as JSON; `Trace` says what each column holds."""
 

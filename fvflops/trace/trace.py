@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fvflops.trace import codec
 from fvflops.trace.notebook import write_notebook_table
-from fvflops.trace.records import PHASES, Region, TraceColumns, TraceError
+from fvflops.trace.records import PHASES, Region, RunInfo, TraceColumns, TraceError
 from fvflops.trace.signature import RegionSignature, Signature
 
 _ROWS = 20  # in a notebook
@@ -35,6 +35,11 @@ class Trace(TraceColumns):
     """
 
     _scopes: list[tuple[str, ...]] = field(init=False, repr=False, compare=False, default_factory=list)
+
+    @property
+    def info(self) -> RunInfo:
+        """What is known of the run, of the texts of `about` those that mean more than their words."""
+        return RunInfo.read(self.about)
 
     def scope_of(self, stack: int) -> tuple[str, ...]:
         """Return the names of the modules in a stack, root first; its last is the owner of what ran there."""

@@ -112,4 +112,4 @@ def _record_without_gradients(run: ModelRun, weigh: Weigh) -> Trace | None:
                 raise
             return None
     trace = session.trace()
-    return None if "supposed" in trace.about and run.execution == "auto" else trace
+    return None if trace.info.assumed and run.execution == "auto" else trace

@@ -65,8 +65,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
 
 def measured_columns(trace: Trace) -> tuple[str, ...]:
     """Return which of "time" and "memory" a Trace holds; one that holds neither raises TraceError."""
-    told = trace.about.get("measured", "")
-    columns = tuple(name for name in ("time", "memory") if name in told)
+    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
     if not columns or trace.events is None:
         raise TraceError('this trace holds no measured run: record it with measure={"time", "memory"}')
     return columns

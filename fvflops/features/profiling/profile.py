@@ -192,7 +192,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
-        uses_autograd = trace.about["vocabulary"] == "core" and torch.is_grad_enabled()
+        uses_autograd = trace.info.vocabulary == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
         return [clock_modules(model, args, kwargs, gradients=gradients, written=written)]
