@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from fvflops.trace import codec
 from fvflops.trace.notebook import write_notebook_table
@@ -12,6 +13,10 @@ from fvflops.trace.records import PHASES, Region, RunInfo, TraceColumns, TraceEr
 from fvflops.trace.signature import RegionSignature, Signature
 
 _ROWS = 20  # in a notebook
+# (signature, stack, phase) → number of calls.
+_Calls = Counter[tuple[int, int, str]]
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +111,15 @@ class Trace(TraceColumns):
         stacks: dict[tuple[int, ...], int] = {}
         signatures: dict[Signature, int] = {}
         region_signatures: dict[RegionSignature, int] = {}
-        calls: Counter[tuple[int, int, str]] = Counter()
-        region_calls: Counter[tuple[int, int, str]] = Counter()
+        calls: _Calls = Counter()
+        region_calls: _Calls = Counter()
         active: set[int] = set()
         for part in parts:
-            region_at = [regions.setdefault(region, len(regions)) for region in part.regions]
-            stack_at = [
-                stacks.setdefault(tuple(region_at[index] for index in stack), len(stacks)) for stack in part.stacks
-            ]
-            signature_at = [signatures.setdefault(item, len(signatures)) for item in part.signatures]
-            region_signature_at = [
-                region_signatures.setdefault(replace(item, region=region_at[item.region]), len(region_signatures))
-                for item in part.region_signatures
-            ]
-            for (signature, stack, phase), count in part.calls.items():
-                calls[signature_at[signature], stack_at[stack], phase] += count
-            for (signature, stack, phase), count in part.region_calls.items():
-                region_calls[region_signature_at[signature], stack_at[stack], phase] += count
+            region_at = _number(part.regions, regions)
+            stack_at = _number((tuple(region_at[index] for index in stack) for stack in part.stacks), stacks)
+            region_ends = (replace(item, region=region_at[item.region]) for item in part.region_signatures)
+            _add_calls(part.calls, calls, _number(part.signatures, signatures), stack_at)
+            _add_calls(part.region_calls, region_calls, _number(region_ends, region_signatures), stack_at)
             active.update(stack_at[stack] for stack in part.active)
         outsiders = [name for part in parts for name in part.modules.outsiders()]
         return Trace(
@@ -139,6 +136,18 @@ class Trace(TraceColumns):
             about=first.about,
             complete=all(part.complete for part in parts),
         )
+
+
+def _number(items: Iterable[T], numbers: dict[T, int]) -> list[int]:
+    """Return the numbers of items, and give the next numbers to those that have none."""
+    return [numbers.setdefault(item, len(numbers)) for item in items]
+
+
+def _add_calls(
+    calls: Mapping[tuple[int, int, str], int], sums: _Calls, item_at: list[int], stack_at: list[int]
+) -> None:
+    for (item, stack, phase), count in calls.items():
+        sums[item_at[item], stack_at[stack], phase] += count
 
 
 def _classes(trace: Trace) -> dict[str, str]:
