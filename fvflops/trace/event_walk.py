@@ -33,7 +33,7 @@ class RegionCall:
 
 
 class Visit(NamedTuple):
-    """An event where it happened: `call` is the region call that it begins or ends, else the innermost around it.
+    """An event where it happened: `call` is the region call that it begins or ends, of an op the innermost around it.
 
     `kind` is "enter", "exit", "op" or "free", or "unfinished" for a region that was left without an exit, because the
     recording ended or was paused; `event` then is the one that began it. `position` is the index of the event among
@@ -55,13 +55,16 @@ def walk_events(trace: Trace) -> Iterator[Visit]:
     >>> import torch
     >>> from fvflops import record_call
     >>> trace = record_call(torch.nn.Sequential(torch.nn.ReLU()), (torch.ones(2),))
-    >>> [(visit.kind, visit.call.depth) for visit in walk_events(trace) if visit.kind != "free"]
+    >>> [(visit.kind, visit.call.depth) for visit in walk_events(trace) if visit.call]
     [('enter', 0), ('enter', 1), ('op', 1), ('exit', 1), ('exit', 0)]
     """
     innermost: dict[tuple[int | None, int], RegionCall | None] = {}
     position = 0
     for position, event in enumerate(trace.events or ()):
         kind = event.kind
+        if kind == "free":
+            yield Visit(kind, event, None, position)
+            continue
         thread = event.rank, event.thread
         call = innermost.get(thread)
         if kind == "enter":

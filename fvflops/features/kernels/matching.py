@@ -209,7 +209,7 @@ def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
             signature = trace.signatures[event.item]
             flops = _sum(cost_model.op_cost(signature)) if known else 0
             modules[place].inner.append(_Call("op", signature.packet, index, flops))
-        elif place is None or kind == "free":
+        elif place is None:
             continue
         elif kind == "enter":
             region = trace.regions[place.region]
