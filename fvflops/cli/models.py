@@ -12,15 +12,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fvflops import paths
+from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.text import nearest
 
+T = TypeVar("T")
 _MAX_CONFIG = 1 << 20
 
 
@@ -241,3 +243,17 @@ _SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
     "torchvision": _from_torchvision,
     "transformers": _from_transformers,
 }
+
+
+def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
+    """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
+    try:
+        return analyse()
+    except Exception as error:
+        if subject.assumed and error.args:
+            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
+            error.args = (
+                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
+                *error.args[1:],
+            )
+        raise

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.exported_program import load_program, record_program
 from fvflops.analysis.trace_file import load_trace
-from fvflops.cli.commands.count import parse_assumptions, with_input_hint
-from fvflops.cli.models import load_model
+from fvflops.cli.arguments import parse_assumptions
+from fvflops.cli.models import load_model, with_input_hint
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable

@@ -37,6 +37,16 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
     return TerminalInfo(_measure(stream, environment), forced or not refused, stream.encoding or "utf-8")
 
 
+def find_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the longest line of a report: COLUMNS, the width of the terminal, or 80.
+
+    >>> import io
+    >>> find_width(io.StringIO(), {}), find_width(io.StringIO(), {"COLUMNS": "60"})
+    (80, 60)
+    """
+    return _measure(stream, environment) or _WIDTH
+
+
 def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     columns = environment.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

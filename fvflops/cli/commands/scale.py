@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from fvflops import paths
+from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.commands.count import parse_assumptions, write
-from fvflops.cli.commands.roofline import sum_results
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import LoadedModel, load_function, load_model
+from fvflops.cli.outputs import write
 from fvflops.features.generation.generation import METRICS as GENERATION_METRICS
 from fvflops.features.generation.generation import generation_cost
 from fvflops.features.scaling import plot as scaling_plot
@@ -47,6 +48,33 @@ class Template:
     def __str__(self) -> str:
         name = f"{self.name}=" if self.name else ""
         return f"{name}{','.join(map(str, self.axes))}:{self.dtype}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops scale`."""
+    add_model(parser)
+    add_output(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=A..B[:STEP]",
+        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in the place of a number of --input, an "
+        "argument of FACTORY, or a size of the inputs that the model's library gives; may be repeated",
+    )
+    parser.add_argument(
+        "--generate",
+        metavar="KEY=N,...",
+        help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
+    )
+    parser.add_argument(
+        "--metric", default="flops", metavar="M", help="flops, macs, activations or parameters; default: flops"
+    )
+    add_backward(parser)
+    add_depth(parser, default=1)
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
