@@ -44,6 +44,8 @@ def scan():
 """
 # Of narrow(): 3 * 4 * 8 + 3 * 8 * 2 multiply-adds, 3 * 8 + 3 * 2 outputs, 4 * 8 + 8 + 8 * 2 + 2 parameters.
 NARROW = {"flops": 144, "macs": 144, "activations": 30, "parameters": 58}
+# Four bytes a number: 12 + 32 + 8 + 24 in the first layer, 24 + 24 in ReLU, 24 + 16 + 2 + 6 in the last.
+BYTES = 304 + 192 + 192
 
 
 @pytest.fixture
@@ -231,7 +233,7 @@ def test_a_saved_trace_is_checked_without_memory(folder, capsys):
     (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
     assert check("--update", model="net.json") == 0
     limits = load_budgets("budget.yaml")["net"].limits
-    assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "unknown": 0}
+    assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unknown": 0}
     (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
     assert check(model="net.json") == 2
     assert "predicted from a model, not from a saved run" in capsys.readouterr().err

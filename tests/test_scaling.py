@@ -490,7 +490,7 @@ def test_the_command_generates(capsys):
         (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: nothing takes this size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is no dtype"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--metric", "bytes"], "--metric bytes: take one of flops, macs"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"], "--metric byte: take one of flops, macs"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--format", "html"], "no format is called 'html'"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from fvflops import __version__
 from fvflops.cli.outputs import check_outputs
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(wanted: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the arguments of the commands that are wanted."""
-    parser = argparse.ArgumentParser(prog="fvflops", description="What a PyTorch model costs, and where.")
+    parser = _Parser(prog="fvflops", description="What a PyTorch model costs, and where.")
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in COMMANDS.items():
@@ -75,6 +76,14 @@ def build_parser(wanted: Collection[str] = COMMANDS.keys()) -> argparse.Argument
         )
         importlib.import_module(f"fvflops.cli.commands.{name}").add_arguments(command)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and exit with 2."""
+        self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
 
 def format_error(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from fvflops import __version__, paths
-from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.analysis import FlopCountAnalysis, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import list_call_rows
 from fvflops.cli.arguments import add_depth, add_exports, add_model, add_order, add_output, add_run, parse_assumptions
@@ -30,6 +30,7 @@ from fvflops.views.analysed_run import describe_run
 from fvflops.views.breakdown import read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS, write_json
 from fvflops.views.ranking import check_sort, check_top
+from fvflops.views.summary import column_metrics, make_summary, with_columns
 
 T = TypeVar("T")
 # Those that a list of calls has.
@@ -39,11 +40,6 @@ _LISTS: Mapping[str, Callable[..., str]] = {
     "table": table_report.render,
     "markdown": markdown.render,
     "csv": csv.render,
-}
-# View → by what its rows can be ordered; operators have no parameters.
-_SORTS = {
-    "module": ("parameters", "flops", "activations", "name"),
-    "operator": ("flops", "activations", "name"),
 }
 
 
@@ -123,8 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         figure = PICTURES[arguments.format](read_breakdown(analysed_run(flops)), depth=arguments.depth)
         paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
         return 0
-    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
-    summary = summarise(flops, activations)
+    summary = make_summary(with_columns(analysed_run(flops)))
     write(_render(summary, arguments), arguments.output)
     return 0
 
@@ -168,7 +163,8 @@ def _check_rows(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{given[0]} is for --by module, operator and both, not for {arguments.by}")
     check_top(arguments.top)
     if arguments.sort is not None:
-        check_sort(arguments.sort, _SORTS["operator" if arguments.by != "module" else "module"])
+        # Operators have no parameters.
+        check_sort(arguments.sort, [*(["parameters"] * (arguments.by == "module")), *column_metrics(), "name"])
 
 
 def check_format(name: str) -> None:

@@ -18,12 +18,12 @@ from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import LoadedModel, load_function, load_model
 from fvflops.cli.outputs import write
-from fvflops.features.generation.generation import METRICS as GENERATION_METRICS
-from fvflops.features.generation.generation import generation_cost
+from fvflops.counting.metrics import METRICS
+from fvflops.features.generation.generation import check_generation_metric, generation_cost
 from fvflops.features.scaling import plot as scaling_plot
 from fvflops.features.scaling import report
 from fvflops.features.scaling.model import CostExpression
-from fvflops.features.scaling.scaling import METRICS, Range, cost_of, read_axis
+from fvflops.features.scaling.scaling import Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
@@ -81,9 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Tell how the cost of the model that the arguments name scales; return the exit code."""
     if arguments.format not in report.FORMATS:
         raise ValueError(f"no format is called {arguments.format!r}: take one of {', '.join(report.FORMATS)}")
-    metrics = METRICS if arguments.generate is None else GENERATION_METRICS
-    if arguments.metric not in metrics:
-        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(metrics)}")
+    if arguments.metric not in METRICS:
+        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
+    if arguments.generate is not None:
+        check_generation_metric(arguments.metric)
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     if arguments.generate is not None:
