@@ -704,6 +704,14 @@ def test_a_small_mask_that_is_expanded_to_a_large_one_still_selects():
     assert concrete_tensors.is_small(metadata_of(mask)) and not concrete_tensors.is_small(metadata_of(monstrous))
 
 
+def test_one_hot_of_a_transposed_tensor_is_contiguous_as_for_real(monkeypatch):
+    clear_cache()
+    monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
+    chosen = torch.arange(60).remainder(10).view(3, 4, 5).transpose(0, 2)
+    assert differences(lambda x: nn.functional.one_hot(x, 10).view(-1, 10), (chosen,), {}) == ""
+    clear_cache()
+
+
 def test_all_boxes_are_kept_where_a_bound_will_do():
     boxes, scores = torch.empty(9, 4, device=META), torch.empty(9, device=META)
     rules = ShapeRules()
