@@ -1,4 +1,4 @@
-"""The witness: whose the backward ops are, found by walking autograd's graph where modules begin and end."""
+"""Find the module that each backward op belongs to, without a recording: walk autograd's graph around module calls."""
 
 from __future__ import annotations
 

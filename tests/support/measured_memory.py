@@ -1,4 +1,4 @@
-"""The allocator: how much memory a program takes of the CPU's allocator, as torch.profiler records it."""
+"""Measure the memory that a program takes of the CPU's allocator, as torch.profiler records it, beside predictions."""
 
 import gc
 import json

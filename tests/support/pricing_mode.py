@@ -1,4 +1,4 @@
-"""The products that run: a mode that prices every op by the default table, to compare formulas with torch."""
+"""A dispatch mode that prices every op that runs by the default table, to compare formulas with torch."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""The recordings: what tests of recorded training ask of one, and what a recording must not leave in torch."""
+"""What tests of recorded training ask of a recording, and what it must not leave in torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writing of tables for tests, and signatures to price with them."""
+"""Write tables for tests, and signatures to price with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured runs of tests: recordings whose clock and allocator are made up, so that every figure is known."""
+"""Recordings whose clock and allocator are made up, so that every figure is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces laid side by side: what two of them do not agree in, call by call."""
+"""Compare two traces call by call."""
 
 from __future__ import annotations
 

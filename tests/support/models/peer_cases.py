@@ -1,4 +1,4 @@
-"""The pieces: small models for what neither the models nor the layers hold, and builders for all three by name."""
+"""Small models for what neither whole models nor layers hold, and builders for all three by name."""
 
 from __future__ import annotations
 

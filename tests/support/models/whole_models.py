@@ -1,4 +1,4 @@
-"""The models that tests count: real ones, with random weights, on inputs small enough for two cores."""
+"""Models that tests count: real ones, with random weights, on inputs small enough for two cores."""
 
 from __future__ import annotations
 

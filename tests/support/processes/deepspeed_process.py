@@ -1,4 +1,4 @@
-"""The process of DeepSpeed's flops profiler, which patches torch: its strings and its profiles, written as JSON."""
+"""Run DeepSpeed's flops profiler, which patches torch, in its own process: write its strings and profiles as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a peer that patches torch: it runs in one of its own, and writes what it says of models as JSON."""
+"""Run a peer that patches torch in a process of its own: write what it says of models as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody who means ill, or well, may call a module, a class, a parameter or an op; and a run in which he did."""
+"""Hostile names of modules, classes, parameters and ops, and a run of a model that has them."""
 
 from __future__ import annotations
 
