@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import random_cases  # noqa: F401  its profiles
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support import random_cases  # noqa: F401  its profiles
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 # Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
 if "PYTEST_XDIST_WORKER" in os.environ:

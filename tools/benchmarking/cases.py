@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops.zoo import ZOO
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 Step = Literal["forward", "forward+backward"]
 STEPS: tuple[Step, ...] = ("forward", "forward+backward")

@@ -16,7 +16,7 @@ from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama
 from gpu_checks.runs import attempt
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpu_checks.runs import attempt, run_all_ways
-from tests.models import MODELS, build_case
+from tests.support.models.whole_models import MODELS, build_case
 
 VARIANTS = ("forward", "training", "forward bf16")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis, predict_memory, record
 from gpu_checks.runs import attempt
-from tests.installed import NOTHING, installed
+from tests.support.installed_patches import NOTHING, installed
 
 _ON_CPU = """
 import torch
