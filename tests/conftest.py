@@ -5,6 +5,7 @@ and the same random numbers and cases of property tests in every run.
 import gc
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 define_torchvision_schemas()
 settings.load_profile("fixed")  # before the tests are imported; --hypothesis-profile is read later and wins
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # set by some CI systems, inherited by the commands that tests start
     os.environ.pop(name, None)
 

@@ -88,7 +88,8 @@ def test_the_report_says_why(capsys):
     assert "(MAC)" in text and "Why the others do not report 17.6G, as default does\n" in text
     assert re.search(r"\nfvcore +-715M  ignores scaled_dot_product_attention \(12 calls\)\n", text)
     assert re.search(r"\ntorch +\+17.6G  a MAC is 2 FLOPs, not 1\n", text)
-    assert re.search(r"\ntorch +33.7G +2  16.8G +0  torch.utils", text)
+    assert re.search(r"\ntorch +33.7G +2  16.8G +0\n", text)
+    assert "\ntorch: torch.utils.flop_counter.FlopCounterMode of torch 2.13.\n" in text
 
 
 def test_the_report_can_take_another_reference_and_says_the_same():

@@ -6,18 +6,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.checkout import ROOT
+
 RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(.*?)\n```", re.MULTILINE | re.DOTALL)
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
 SHOWN = {
     "A formula": "macs:        3*b*t*d",
     "A convention": "hardware",
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
-    "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\tdescription\ndefault\t417K\t1\t",
+    "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
     "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
     "A feature": "{'': 40}\n",
 }
