@@ -109,7 +109,7 @@ def _segmentation(name: str, size: int = 64) -> Case:
 def _timm(name: str, size: int | None = None, **options: Any) -> Case:
     import timm
 
-    model = timm.create_model(name, pretrained=False, **options)
+    model: Any = timm.create_model(name, pretrained=False, **options)
     return model, (_image(size or model.pretrained_cfg["input_size"][-1]),)
 
 
