@@ -18,7 +18,7 @@ from tests.support.models.whole_models import build_case
 from tests.support.tools import load_tool
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
-coverage = load_tool("coverage")
+coverage = load_tool("coverage.py")
 
 EXACT, DEFAULT = load_table("exact"), load_table("default")
 

@@ -1,4 +1,4 @@
-"""Figures that timm's authors published: a dozen of them here; `tools/published` compares all."""
+"""Figures that timm's authors published: a dozen of them here; `tools/published.py` compares all."""
 
 import pytest
 from timm.layers import set_fused_attn
@@ -6,7 +6,7 @@ from timm.layers import set_fused_attn
 from tests.support.checkout import ROOT
 from tests.support.tools import load_tool
 
-published = load_tool("published")
+published = load_tool("published.py")
 
 CASES = {case.model: case for case in published.read_published(ROOT / "tests" / "data" / "timm_published_sample.csv")}
 NAMES = (

@@ -18,7 +18,7 @@ from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from tests.support.tools import load_tool
 
-training = load_tool("training")
+training = load_tool("training.py")
 
 CASES = training.list_cases()
 ATTENTIONS = ("fused", "unfused")

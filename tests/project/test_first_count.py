@@ -259,7 +259,7 @@ def test_a_collector_that_is_off_stays_off():
 
 @pytest.fixture(scope="module")
 def tool():
-    return vars(load_tool("first_count"))
+    return vars(load_tool("first_count.py"))
 
 
 def test_the_tool_measures_a_new_process(tool):

@@ -24,11 +24,7 @@ LOADS_FILES = ("SourceFileLoader", "spec_from_file_location", "spec_from_loader"
 
 FILES = sorted(TESTS.rglob("*.py"))
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
-PROGRAMS = [
-    path
-    for path in sorted(TOOLS.rglob("*"))
-    if path.suffix == ".py" or (path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python"))
-]
+PROGRAMS = sorted(TOOLS.rglob("*.py"))
 TOOL_NAMES = {"tools", *(path.stem for path in TOOLS.iterdir() if path.is_dir() or path in PROGRAMS)}
 
 
@@ -86,9 +82,9 @@ def test_one_file_loads_tools_and_support_needs_none():
         ("tests/zoo/test_zoo.py", "def f():\n    import tools.golden", {"tools.golden"}),
         ("tests/zoo/test_zoo.py", "from . import other", {"..other"}),
         ("tests/zoo/test_zoo.py", "from tests.support.tools import load_tool", set()),
-        ("tools/fuzz", "from tests.models.test_fuzz import tell", {"tests.models.test_fuzz.tell"}),
-        ("tools/fuzz", "from tests import conftest", {"tests.conftest"}),
-        ("tools/fuzz", "from tests.support.fuzz.network import Plan", set()),
+        ("tools/fuzz.py", "from tests.models.test_fuzz import tell", {"tests.models.test_fuzz.tell"}),
+        ("tools/fuzz.py", "from tests import conftest", {"tests.conftest"}),
+        ("tools/fuzz.py", "from tests.support.fuzz.network import Plan", set()),
     ],
 )
 def test_an_import_across_the_border_is_seen(path, source, wrong):

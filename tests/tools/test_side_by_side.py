@@ -14,7 +14,7 @@ def rows_of(text: str) -> list[list[str]]:
 
 def test_the_tool_makes_all_that_the_page_shows(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torchlens", None)
-    tool = vars(load_tool("side_by_side"))
+    tool = vars(load_tool("side_by_side.py"))
     assert tool["main"](["zoo:lenet5"]) == 0
     printed = capsys.readouterr()
     assert printed.err == "torchlens is not installed here, and is left out.\n"

@@ -21,7 +21,7 @@ Answer, Task, answer, count_case = workers.Answer, workers.Task, workers.answer,
 
 @pytest.fixture
 def tool():
-    return load_tool("sweep")
+    return load_tool("sweep.py")
 
 
 class Scans:

@@ -68,7 +68,7 @@ def explain(plan: Plan) -> str:
     least = shrink(plan, compare)
     return "\n".join(
         [
-            f"seed {plan.seed}, run it again with tools/fuzz --seed {plan.seed}:",
+            f"seed {plan.seed}, run it again with tools/fuzz.py --seed {plan.seed}:",
             *compare(least),
             Network(least).describe(),
         ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the first count of a process beside `import torch`: tools/first_count [--only NAME] [--layers] [--repeat N].
+"""Measures a process' first count beside `import torch`: tools/first_count.py [--only NAME] [--layers] [--repeat N].
 
 The models are those of tests/support/models/whole_models.py, with --layers also those of layers.py beside it. Each is
 counted in N new processes (5 by default) of one thread, which time `import torch`, then `from fvflops import
@@ -101,14 +101,14 @@ def ask_without_heavy(model: Any, inputs: Any) -> list[str]:
     clear_cache()
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if is_heavy(name)}
     refusal = Refusal()
-    sys.meta_path.insert(0, refusal)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, refusal)
     try:
         FlopCountAnalysis(model, inputs).total()
     except ImportError:
         if not refusal.asked:
             raise
     finally:
-        sys.meta_path.remove(refusal)  # type: ignore[arg-type]
+        sys.meta_path.remove(refusal)
         sys.modules.update(hidden)
     return refusal.asked
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares fvflops with timm's published GMACs and MActivations: tools/published [--limit N] [CSV].
+"""Compares fvflops with timm's published GMACs and MActivations: tools/published.py [--limit N] [CSV].
 
 Each model is built on the meta device twice: with timm's fused attention, counted by `default`, and without it,
 counted by `fvcore`. A model of several rows at one size (measured with several versions of timm) matches if one row
@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -55,7 +56,7 @@ def build(name: str, size: int) -> torch.nn.Module:
     import timm
 
     with torch.device("meta"):
-        default = timm.create_model(name, pretrained=False)
+        default: Any = timm.create_model(name, pretrained=False)
         if default.pretrained_cfg["input_size"][-1] == size:
             return default
         try:

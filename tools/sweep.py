@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts every model of a library and writes one CSV: tools/sweep timm|torchvision|transformers.
+"""Counts every model of a library and writes one CSV: tools/sweep.py timm|torchvision|transformers.
 
 Each model is built on the meta device; one that needs values is built again with random weights, if they fit into
 --memory. With --execution real each is built with random weights and run for real, on smaller inputs where it takes
@@ -38,7 +38,7 @@ class BadInput(ValueError):
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="tools/sweep", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools/sweep.py", description=__doc__.splitlines()[0])
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument(
         "--execution",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lays what fvflops measures beside torch.profiler and a stopwatch: tools/timing [--rounds N] [--threads N].
+"""Lays what fvflops measures beside torch.profiler and a stopwatch: tools/timing.py [--rounds N] [--threads N].
 
 Ops: the same runs are watched by both, and each op call over 100 µs is compared with torch.profiler's event of the
 kernel that it ran, in each run by itself and by the medians over all. Modules: in runs as `ProfileAnalysis` makes them
@@ -103,7 +103,7 @@ def stopwatch(model: nn.Module, times: dict[str, list[int]]) -> Iterator[None]:
         sums[names[module]] += time.perf_counter_ns() - begun
         return result
 
-    nn.Module._call_impl = timed  # type: ignore[method-assign]
+    nn.Module._call_impl = timed  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Sets fvflops beside TorchLens and fvcore on one model, what each shows and exports: tools/side_by_side [MODEL].
+"""Sets fvflops beside TorchLens and fvcore on one model, what each shows and exports: tools/side_by_side.py [MODEL].
 
 MODEL is as `fvflops count` takes it; default: zoo:resnet50. A cell tells of what was really made, "–" stands where a
 tool has nothing of the kind. Peers are taken where they are installed. TorchLens in a folder of its own, beside the
-torch that is here: pip install --no-deps --target FOLDER torchlens graphviz; PYTHONPATH=FOLDER tools/side_by_side
+torch that is here: pip install --no-deps --target FOLDER torchlens graphviz; PYTHONPATH=FOLDER tools/side_by_side.py
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
         "HTML page": lambda: weigh_text(flops.to_html()),
         "graph (DOT)": lambda: weigh_text(flops.to_graph()),
         "graph (Model Explorer)": lambda: weigh_text(flops.to_graph("model-explorer")),
-        "SVG picture": lambda: flops.to_picture(folder / "fvflops.svg") or weigh(folder / "fvflops.svg"),
+        "SVG picture": lambda: weigh_picture(flops, folder / "fvflops.svg"),
         "Perfetto, timed": lambda: export(profile, "timed.json"),
         "Perfetto, counted": lambda: export(flops, "counted.json"),
         "speedscope, timed": lambda: export(profile, "timed.speedscope.json"),
@@ -287,6 +287,12 @@ def weigh(path: Path) -> str:
     """Return the size of a file, or of all in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return f"{format_short(sum(file.stat().st_size for file in files))}B"
+
+
+def weigh_picture(analysis: fvflops.FlopCountAnalysis, path: Path) -> str:
+    """Return the size of the picture of an analysis."""
+    analysis.to_picture(path)
+    return weigh(path)
 
 
 def tell(make: Callable[[], Any]) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares predicted with measured memory on the CPU: tools/memory [--only NAME] [--limit PERCENT].
+"""Compares predicted with measured memory on the CPU: tools/memory.py [--only NAME] [--limit PERCENT].
 
 Of each model a forward pass without gradients, and the first and the second training step of a program, whose peaks are
 predicted by shapes and measured by torch.profiler's memory records. Both are bytes over what is there before: the
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 class Recurrent(nn.Module):
     """A language model of recurrent layers, as in torch's word_language_model example."""
 
-    def __init__(self, layers: type[nn.RNNBase]) -> None:
+    def __init__(self, layers: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5000, 256)
         self.layers = layers(256, 512, 2, batch_first=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what counting costs, as ratios within one process: tools/benchmark [--quick] [--only NAME] [--json PATH].
+"""Measures what counting costs, as ratios within one process: tools/benchmark.py [--quick] [--only NAME] [--json PATH].
 
 The contenders of a case (the bare model on the meta device, a no-op dispatch mode, torch's FlopCounterMode, fvcore,
 fvflops cold and warm, and the floor below which no mode can get) run once in each round, in a shuffled order, on one

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets a training step's count beside 6 N + 12 L H Q T flops a token (PaLM, appendix B): tools/training [MODEL ...].
+"""Sets a training step's count beside 6 N + 12 L H Q T flops a token (PaLM, appendix B): tools/training.py [MODEL ...].
 
 Forward and backward of GPT-2 and Llama, by shapes, with the fused attention of torch's CPU and without. Flops are two
 for each multiply-add of the table `default`; a causal mask saves nothing, as in the formula. What the count has more

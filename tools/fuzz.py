@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts random networks in every way and compares: tools/fuzz [--networks N] [--seed-from N] [--seed N].
+"""Counts random networks in every way and compares: tools/fuzz.py [--networks N] [--seed-from N] [--seed N].
 
 A network is made from a number alone. What a run by shapes, a real run, a recording and the analysis of a training step
 say of it is laid side by side, and beside the multiply-adds that were computed by hand for each block. For each
@@ -26,7 +26,7 @@ from tests.support.fuzz.network import KINDS, Network, Plan  # noqa: E402
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools/fuzz.py", description=__doc__.splitlines()[0])
     parser.add_argument("--networks", type=_count, default=1000, metavar="N", help="how many networks (default: 1000)")
     parser.add_argument("--seed-from", type=_count, default=0, metavar="N", help="the first one's number (default: 0)")
     parser.add_argument("--seed", type=_count, metavar="N", help="one network alone, which is described")
