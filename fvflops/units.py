@@ -1,4 +1,4 @@
-"""The units: the one place where numbers become text.
+"""Format numbers as text, and parse them; no other module does.
 
 The formats of fvcore and of DeepSpeed are kept to the letter, so that a table of fvflops can be compared with theirs.
 """

@@ -169,8 +169,8 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
     ("argv", "message"),
     [
         (["zoo:resnet5"], "no model 'resnet5' in the zoo: did you mean 'resnet50'?"),
-        (["resnet50"], "'resnet50' names no model: write zoo:resnet50"),
-        (["zoo:"], "'zoo:' names no model"),
+        (["resnet50"], "'resnet50' is no model: write zoo:resnet50"),
+        (["zoo:"], "'zoo:' is no model"),
         (["timm:resnet5o"], "timm has no 'resnet5o': the nearest is 'resnet50'"),
         (["torchvision:resnet51"], "torchvision has no 'resnet51': the nearest is 'resnet5"),
         (["transformers:BertModle"], "transformers has no 'BertModle': the nearest is 'BertModel'"),
@@ -185,7 +185,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["transformers:BertModel", "--config", "[]"], "a configuration is a JSON object"),
         (
             ["transformers:CLIPModel", "--device", "meta"],
-            "the inputs were assumed: input_ids=int64[1, 128]; give",
+            "default inputs: input_ids=int64[1, 128]; pass",
         ),
         (["zoo:lenet5", "--format", "tabel"], "no format is called 'tabel': take 'table'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
@@ -310,7 +310,7 @@ def test_a_wrong_command_line_exits_with_2(capsys):
         with pytest.raises(SystemExit) as caught:
             main(argv)
         assert caught.value.code == 2
-        assert "usage: fvflops" in capsys.readouterr().err
+        assert "fvflops: error: " in capsys.readouterr().err
 
 
 def test_the_module_runs_and_a_closed_pipe_is_no_error():
