@@ -28,7 +28,7 @@ def record_in_subprocess(
 ) -> Trace:
     """Return the Trace of a model, `file.py:factory`, recorded in a process that runs in a folder.
 
-    `move` maps each entry of this process's `sys.path` to the subprocess's. A process that fails raises ValueError, which
+    `move` maps each entry of this process's `sys.path` to the subprocess's. A failure raises ValueError, whose message
     begins with `text`.
     """
     home = str(PACKAGE.parent)
