@@ -28,7 +28,7 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 from fvflops.views.breakdown import read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS
 from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
-from fvflops.views.summary import find_uncalled, make_summary, with_activations
+from fvflops.views.summary import find_uncalled, make_summary, with_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -340,7 +340,7 @@ class ModelAnalysis:
         if by in CALL_VIEWS:
             rows = self._list_call_rows(by, depth)
             return rows, {"fvflops": __version__, **describe_run(analysed_run(self))}
-        summary = make_summary(with_activations(analysed_run(self)))
+        summary = make_summary(with_columns(analysed_run(self)))
         return list_rows(summary, by=by, depth=depth, report=report), summary.about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.formulas import FormulaTable
@@ -94,3 +95,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             assume=self._run.assume,
             weigh=self._estimate_cost,
         )
+
+
+def sum_results(result: Any) -> torch.Tensor:
+    """Return the sum of all that a model returns, where it has a gradient."""
+    sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
+    if not sums:
+        raise ValueError("--backward: nothing that the model returns has a gradient")
+    return torch.stack(sums).sum()

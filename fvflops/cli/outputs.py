@@ -1,11 +1,15 @@
-"""The outputs of a command: the files that its options name, looked at before the work."""
+"""Write reports, and check before the work that output files can be written."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from fvflops import paths
+from fvflops.cli.terminal import find_width
+from fvflops.reports.document import Document
+from fvflops.reports.formats import write_document
 
 _OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html")
 # What may be a file that is read, or FILE:NAME of what stands in one.
@@ -42,3 +46,22 @@ def _locate(path: str) -> str:
         return path if "://" in path else os.path.realpath(path)
     except (OSError, ValueError):  # a name that no file can have, of which check_writable tells
         return path
+
+
+def write_report(document: Document, arguments: argparse.Namespace) -> None:
+    """Write a report in the format, in the order and to the place that the arguments of `add_report` name.
+
+    Plain text is as wide as the terminal, elsewhere as COLUMNS says, or 80 columns.
+    """
+    ordered = document.ranked(sort=arguments.sort, top=arguments.top)
+    write(write_document(ordered, arguments.format, width=find_width(sys.stdout)), arguments.output)
+
+
+def write(text: str, path: str | None) -> None:
+    """Write a report to a file, or to the terminal where no path is given."""
+    text = text if text.endswith("\n") else text + "\n"
+    if path is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    paths.write_text(path, text)

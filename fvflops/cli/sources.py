@@ -1,4 +1,4 @@
-"""The subjects of the command line: a model, a saved trace, an exported program or a git revision, as an analysis."""
+"""Open what MODEL names for analysis: a model, a saved trace, an exported program or a git revision."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.exported_program import load_program, record_program
 from fvflops.analysis.trace_file import load_trace
-from fvflops.cli.commands.count import parse_assumptions, with_input_hint
-from fvflops.cli.models import load_model
+from fvflops.cli.arguments import parse_assumptions
+from fvflops.cli.models import load_model, with_input_hint
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
@@ -32,8 +32,8 @@ def open_analysis(
 
     A name that ends in .json is a saved trace, one in .pt2 a program of `torch.export`, `REV:file.py:factory` a factory
     as a git revision has it, and anything else what `load_model` takes. `inputs` and `config` are those of the
-    arguments where they are not given. With `apart` a model is recorded in a process of its own, so that modules of one
-    name in two folders are not taken for one. A mistake raises ValueError that names it.
+    arguments where they are not given. With `apart` a model is recorded in a subprocess, so that modules of one name in
+    two folders are told apart. A mistake raises ValueError that names it.
     """
     inputs = arguments.input if inputs is None else inputs
     config = arguments.config if config is None else config

@@ -1,4 +1,4 @@
-"""The screen: whether a terminal shows what is printed, how wide it is, and whether it is to be in colour."""
+"""Detect the terminal: its width, colour and encoding."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
         return None
     refused = environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or environment.get("FORCE_COLOR") == "0"
     return TerminalInfo(_measure(stream, environment), forced or not refused, stream.encoding or "utf-8")
+
+
+def find_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the longest line of a report: COLUMNS, the width of the terminal, or 80.
+
+    >>> import io
+    >>> find_width(io.StringIO(), {}), find_width(io.StringIO(), {"COLUMNS": "60"})
+    (80, 60)
+    """
+    return _measure(stream, environment) or _WIDTH
 
 
 def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,3 +111,13 @@ def is_composite(name: str) -> bool:
         return bool(has_kernel_for_key(name, "CompositeImplicitAutograd"))
     except RuntimeError:  # an op that this torch lacks, or one of TorchScript's, which has no dispatcher entry
         return False
+
+
+def schemas_of(op: str) -> Mapping[str, str]:
+    """Return overload name → schema of an op, of one overload where the name says which."""
+    from fvflops.torch_internals import schemas_of_packet
+
+    packet, _, wanted = op.partition(".")
+    found = schemas_of_packet(packet)
+    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
+    return {name: text for name, text in names.items() if not wanted or name == op}

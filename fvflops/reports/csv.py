@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
+from fvflops.reports.document import Value
 from fvflops.reports.names import neutralise_formula, printable
 from fvflops.trace import Summary
-from fvflops.views.frame import Cell, Table, list_rows
+from fvflops.views.frame import list_rows
 
 
 def render(
@@ -23,25 +24,24 @@ def render(
     spreadsheet would take for a formula has an apostrophe in front, and what cannot be printed is written as its
     escape. An unknown view or order raises ValueError.
     """
-    return write_rows(list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
+    return write_rows(*list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
 
 
-def write_rows(rows: Table) -> str:
+def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     """Return rows below their headings as CSV text, written as `render` does; what is not known is an empty cell.
 
-    >>> write_rows(Table(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]]))
+    >>> write_rows(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]])
     'op,flops\\naten::mm,24\\nmylib::scan,\\n'
     """
     lines: list[str] = []
     # Before Python 3.13 a lone "\r" in a cell is quoted only if the line ends with one, so lines are cut afterwards.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
-    lists: list[Sequence[Cell]] = [rows.headings, *rows.rows]
-    for row in lists:
+    for row in (headings, *rows):
         writer.writerow(_to_text(cell) for cell in row)
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
-def _to_text(cell: Cell) -> str | int | None:
+def _to_text(cell: Value) -> Value:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     # The text may be read on a terminal too, and line by line; the exact names are in the JSON report.

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fvflops import __version__
-from fvflops.counting import TableCostModel, count
+from fvflops.counting.metrics import METRICS, Metric, MetricCounts
 from fvflops.counting.timing import BY_OWNER, read_times
-from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree
@@ -19,14 +18,6 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 
 # What a module took beside the ops in it: Python, and the hooks of others.
 BETWEEN_OPS = "(between ops)"
-_ORDER = ("handles", "flops", "macs", "activations", "parameters", "bytes", "calls", "time")
-_TITLES = {"flops": "FLOPs", "activations": "Activations", "bytes": "Bytes", "handles": "Count"}
-_NOTES = {
-    "flops": "as the convention counts them",
-    "activations": "output elements of the ops that the table names",
-    "bytes": "what each op on its own must read and write",
-    "handles": "what the handles of this analysis count",
-}
 
 
 class Cell(NamedTuple):
@@ -95,30 +86,26 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
     >>> trace = record_call(torch.nn.Linear(4, 3), (torch.ones(2, 4),), {}, stops_at=table.stops_at)
-    >>> run = AnalysedRun(trace, count(trace, TableCostModel(table, "flops"), "flops"), table)
+    >>> run = AnalysedRun(trace, MetricCounts(trace, table)["flops"], table)
     >>> {key: measure.total() for key, measure in read_breakdown(run).measures.items()}
     {'flops': 24, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116, 'calls': 1}
     """
-    trace, counts, table = run.trace, run.counts, run.table
-    counted = {counts.metric: counts}
-    if table is not None:
-        for metric in ("flops", "activations"):
-            if metric not in counted:
-                counted[metric] = count(trace, TableCostModel(table, metric), metric)
-    if "bytes" not in counted:
-        counted["bytes"] = count(*split_by_aliasing(trace), "bytes")
+    trace, counts = run.trace, run.counts
+    counted = MetricCounts(trace, run.table, counts)
     # One op has one name in all measures, that of the run's own counts.
     labels = {entry.op: entry.label for entry in reversed(counts.entries)}
-    measures = {metric: _measure(found, labels if found is not counts else {}) for metric, found in counted.items()}
-    if "flops" in counted:
-        measures["macs"] = _measure_macs(counted["flops"], labels if counts.metric != "flops" else {})
-    measures["parameters"] = _measure_parameters(trace)
+    measures = {}
+    if counts.metric not in METRICS:
+        note = "what the handles of this analysis count"
+        measures[counts.metric] = Measure("Count", _add_up(counts, _value), note=note, unknown=_unknown(counts, {}))
+    for name in counted.names():
+        measures[name] = _measure(METRICS[name], counted[name], labels)
     measures["calls"] = Measure("Op calls", _add_up(counts, lambda entry: entry.calls), note="calls of operators")
     if trace.events is not None and "time" in trace.about.get("measured", ""):
         measures["time"] = _measure_time(trace, labels)
     return Breakdown(
         modules=trace.modules,
-        measures={key: measures[key] for key in sorted(measures, key=_ORDER.index)},
+        measures=measures,
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
         unknown_places=find_unsupported_places(trace, counts),
@@ -139,36 +126,22 @@ def _add_up(
     return dict(sums)
 
 
-def _measure(counts: Counts, labels: Mapping[str, str]) -> Measure:
-    metric = counts.metric
+def _measure(metric: Metric, counts: Counts, labels: Mapping[str, str]) -> Measure:
     return Measure(
-        _TITLES[metric],
-        _add_up(counts, lambda entry: entry.value, labels),
-        unit="B" if metric == "bytes" else "",
-        note=_NOTES[metric],
+        metric.title,
+        _add_up(counts, _value, labels),
+        unit=metric.unit,
+        note=metric.note,
         unknown=_unknown(counts, labels),
     )
 
 
-def _measure_macs(counts: Counts, labels: Mapping[str, str]) -> Measure:
-    return Measure(
-        "MACs",
-        _add_up(counts, lambda entry: entry.macs, labels),
-        note="multiply-adds, in any convention",
-        unknown=_unknown(counts, labels),
-    )
+def _value(entry: Entry) -> int:
+    return entry.value
 
 
 def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
     return _add_up(counts, lambda entry: entry.calls if entry.status is Status.UNKNOWN else 0, labels)
-
-
-def _measure_parameters(trace: Trace) -> Measure:
-    elements: Counter[Cell] = Counter()
-    for parameter in trace.modules.parameters():
-        module, _, name = parameter.name.rpartition(".")
-        elements[Cell(module, operator=name)] += parameter.spec.numel
-    return Measure("Parameters", dict(elements), note="a tied one counts once, at its first name")
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:

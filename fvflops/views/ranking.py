@@ -34,8 +34,17 @@ def rank(
         return list(rows)
     chosen = choose_measure(headings) if sort is None else check_sort(sort, [*headings, _NAME])
     if chosen == _NAME:
-        return sorted(rows, key=lambda row: [_order_part(part) for part in name(row).split(".")])
+        return sorted(rows, key=lambda row: natural_key(name(row)))
     return sorted(rows, key=lambda row: -count(row, chosen))
+
+
+def natural_key(name: str) -> list[tuple[bool, int, str]]:
+    """Return the key by which dotted names are sorted, parts that are numbers as numbers.
+
+    >>> sorted(["fc.10", "fc.9"], key=natural_key)
+    ['fc.9', 'fc.10']
+    """
+    return [_order_part(part) for part in name.split(".")]
 
 
 def _order_part(part: str) -> tuple[bool, int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fvflops import __version__
-from fvflops.counting import TableCostModel, count
+from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.trace import PHASES, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
@@ -39,13 +39,18 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
     )
 
 
-def with_activations(run: AnalysedRun) -> dict[str, AnalysedRun]:
-    """Return a run by its metric, and beside flops of a table the activations."""
+def with_columns(run: AnalysedRun) -> dict[str, AnalysedRun]:
+    """Return a run by its metric, and beside FLOPs of a table the other metrics that tables show."""
     runs = {run.counts.metric: run}
     if "flops" in runs and run.table is not None:
-        activations = count(run.trace, TableCostModel(run.table, "activations"), "activations")
-        runs["activations"] = replace(run, counts=activations)
+        counts = MetricCounts(run.trace, run.table, run.counts)
+        runs |= {name: replace(run, counts=counts[name]) for name in column_metrics() if name not in runs}
     return runs
+
+
+def column_metrics() -> tuple[str, ...]:
+    """Return the metrics that have a column in tables, beside that of parameters."""
+    return tuple(name for name, metric in METRICS.items() if metric.column and name != "parameters")
 
 
 def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:

@@ -6,7 +6,8 @@ import argparse
 
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.cli.commands.count import write
+from fvflops.cli.arguments import add_model, add_output, add_run, parse_depth
+from fvflops.cli.outputs import write
 from fvflops.cli.sources import open_analysis
 from fvflops.features.budget import report
 from fvflops.features.budget.budget import check_budget, rewrite_budget
@@ -14,6 +15,21 @@ from fvflops.features.budget.budget_file import find_budget, load_budgets
 from fvflops.features.budget.model import Budget, BudgetReport
 from fvflops.formulas import load_table
 from fvflops.reports.names import printable, printable_short
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops check`."""
+    add_model(parser)
+    add_output(parser)
+    add_run(parser)
+    parser.set_defaults(table=None)  # that of the budget
+    parser.add_argument("--budget", required=True, metavar="FILE", help="the YAML file with the budgets of models")
+    parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
+    parser.add_argument("--update", action="store_true", help="write what the model costs now into the file")
+    parser.add_argument(
+        "--depth", type=parse_depth, metavar="N", help="with --update: note the flops of modules down to this level too"
+    )
+    parser.add_argument("--summary", metavar="FILE", help="append the verdict in Markdown, as to $GITHUB_STEP_SUMMARY")
 
 
 def run(arguments: argparse.Namespace) -> int:

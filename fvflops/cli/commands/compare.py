@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
-from fvflops.cli.models import load_model
-from fvflops.features.conventions import report
+from fvflops.cli.arguments import add_model, add_report, add_run, parse_assumptions
+from fvflops.cli.models import load_model, with_input_hint
+from fvflops.cli.outputs import write_report
 from fvflops.features.conventions.compare import compare
-from fvflops.features.conventions.model import Comparison
+from fvflops.features.conventions.report import comparison_report
 
-FORMATS = ("text", "json")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops compare`."""
+    add_model(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--tables", metavar="A,B,...", help="the conventions to compare with that of --table; default: all shipped ones"
+    )
+    add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare the conventions that the arguments name on a model and write the report; return the exit code."""
-    if arguments.format not in FORMATS:
-        raise ValueError(f"compare writes {' or '.join(FORMATS)}, not {arguments.format!r}")
     names = [name for name in (arguments.tables or "").split(",") if name]
     if arguments.tables is not None and not names:
         raise ValueError(f"--tables {arguments.tables!r} names no convention: write default,fvcore,torch")
@@ -39,22 +44,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     compared = replace(compared, subject=f"{arguments.model} on {compared.subject}")
     against = arguments.table if arguments.table in compared.tallies else next(iter(compared.tallies))
-    text = _to_json(compared) if arguments.format == "json" else report.render(compared, against=against)
-    write(text, arguments.output)
+    write_report(comparison_report(compared, against=against), arguments)
     return 0
-
-
-def _to_json(comparison: Comparison) -> str:
-    return json.dumps(
-        {
-            "subject": comparison.subject,
-            "conventions": {
-                name: {**asdict(tally), "total": tally.total} for name, tally in comparison.tallies.items()
-            },
-            "differences": [
-                {"from": first, "to": second, "reasons": [asdict(reason) for reason in reasons]}
-                for (first, second), reasons in comparison.differences.items()
-            ],
-        },
-        indent=2,
-    )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from fvflops import __version__, paths
-from fvflops.analysis import ActivationCountAnalysis, FlopCountAnalysis, summarise
+from fvflops.analysis import FlopCountAnalysis, summarise
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import list_call_rows
-from fvflops.capture.model.model import describe_inputs
+from fvflops.cli.arguments import add_depth, add_exports, add_model, add_order, add_output, add_run, parse_assumptions
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import LoadedModel, load_model
+from fvflops.cli.models import load_model, with_input_hint
+from fvflops.cli.outputs import write
 from fvflops.cli.terminal import find_terminal
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import load_table
@@ -29,6 +30,7 @@ from fvflops.views.analysed_run import describe_run
 from fvflops.views.breakdown import read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS, write_json
 from fvflops.views.ranking import check_sort, check_top
+from fvflops.views.summary import column_metrics, make_summary, with_columns
 
 T = TypeVar("T")
 # Those that a list of calls has.
@@ -39,11 +41,35 @@ _LISTS: Mapping[str, Callable[..., str]] = {
     "markdown": markdown.render,
     "csv": csv.render,
 }
-# View → by what its rows can be ordered; operators have no parameters.
-_SORTS = {
-    "module": ("parameters", "flops", "activations", "name"),
-    "operator": ("flops", "activations", "name"),
-}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops count`."""
+    add_model(parser)
+    add_output(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--by",
+        choices=("module", "operator", "both", "op", "call", "line"),
+        default="module",
+        help="a line for each module (default), each operator, both, each op call, each call of a module, "
+        "or each line of source",
+    )
+    add_depth(parser)
+    parser.add_argument(
+        "--format",
+        default="table",
+        metavar="F",
+        help="table, fvcore (the table with shapes of parameters, on a terminal too), tree, json, csv, "
+        "markdown, paper, latex, html, svg, png, dot (for Graphviz) or model-explorer",
+    )
+    add_order(parser, "parameters, flops, activations or name, all levels in one list; default: in order")
+    parser.add_argument(
+        "--collapse", action="store_true", help="show equal layers that follow each other as one row with their sum"
+    )
+    parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
+    files = parser.add_argument_group("files beside the report, of counted work")
+    add_exports(files, weights="flops (default), macs, bytes, memory")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,8 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         figure = PICTURES[arguments.format](read_breakdown(analysed_run(flops)), depth=arguments.depth)
         paths.write_bytes(arguments.output, picture.encode(figure, arguments.format))
         return 0
-    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
-    summary = summarise(flops, activations)
+    summary = make_summary(with_columns(analysed_run(flops)))
     write(_render(summary, arguments), arguments.output)
     return 0
 
@@ -108,7 +133,7 @@ def _render_calls(flops: FlopCountAnalysis, arguments: argparse.Namespace) -> st
         return f"{text}\n\n{op_coverage.render(summarise(flops))}"
     rows = list_call_rows(flops, arguments.by, arguments.depth)
     if arguments.format == "csv":
-        return csv.write_rows(rows)
+        return csv.write_rows(*rows)
     return write_json(rows, {"fvflops": __version__, **describe_run(analysed_run(flops))})
 
 
@@ -138,7 +163,8 @@ def _check_rows(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{given[0]} is for --by module, operator and both, not for {arguments.by}")
     check_top(arguments.top)
     if arguments.sort is not None:
-        check_sort(arguments.sort, _SORTS["operator" if arguments.by != "module" else "module"])
+        # Operators have no parameters.
+        check_sort(arguments.sort, [*(["parameters"] * (arguments.by == "module")), *column_metrics(), "name"])
 
 
 def check_format(name: str) -> None:
@@ -160,43 +186,3 @@ def _check_picture(arguments: argparse.Namespace) -> None:
     if arguments.output is None:
         raise ValueError(f"a picture needs a file: add --output model.{arguments.format}")
     picture.check_drawable()
-
-
-def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
-    try:
-        return analyse()
-    except Exception as error:
-        if subject.assumed and error.args:
-            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
-            error.args = (
-                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
-                *error.args[1:],
-            )
-        raise
-
-
-def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
-    """Return the sizes that `--assume` texts give to ops.
-
-    >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
-    {'aten::nonzero': 100, 'aten::index': 0.5}
-    """
-    sizes: dict[str, int | float] = {}
-    for text in texts:
-        op, _, size = text.partition("=")
-        try:
-            sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
-        except ValueError:
-            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
-    return sizes
-
-
-def write(text: str, path: str | None) -> None:
-    """Write a report to a file, or to the terminal where no path is given."""
-    text = text if text.endswith("\n") else text + "\n"
-    if path is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    paths.write_text(path, text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from fvflops.cli.commands.count import write
+from fvflops.cli.arguments import add_assume, add_inputs, add_output, add_run, parse_depth
+from fvflops.cli.outputs import write
 from fvflops.cli.sources import FILES, open_analysis
 from fvflops.features.diff import report
 from fvflops.features.diff.diff import diff_traces
@@ -13,6 +14,31 @@ from fvflops.formulas import load_table
 from fvflops.text import nearest
 
 FORMATS = ("text", "markdown", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops diff`."""
+    what = "a MODEL as count takes it, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
+    parser.add_argument("model", metavar="A", help=f"{what}, as a git revision has it")
+    parser.add_argument("other", metavar="B", help="the same, after the change")
+    add_inputs(parser)
+    add_output(parser)
+    parser.add_argument(
+        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ; as --input"
+    )
+    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs; as --config")
+    add_assume(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--measure",
+        choices=("flops", "macs", "activations", "parameters"),
+        default="flops",
+        help="what is shown before and after, and ranks the lines; default: flops",
+    )
+    parser.add_argument(
+        "--top", type=parse_depth, default=20, metavar="N", help="how many lines each table has; default: 20"
+    )
+    parser.add_argument("--format", default="text", metavar="F", help="text, markdown or json")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 from fvflops.analysis.table_examples import check_examples
 from fvflops.formulas import FormulaTable, Row, load_table
 from fvflops.formulas.language.expression import Expression
-from fvflops.formulas.schema import is_composite
+from fvflops.formulas.schema import is_composite, schemas_of
 from fvflops.text import suggest
 
 _FUNCTION = "prim::PythonOp."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops ops`."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the op to explain, such as aten::linear or linear")
+    parser.add_argument("--check", action="store_true", help="run the examples of the table's rows")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,16 +62,6 @@ def explain(table: FormulaTable, name: str) -> str:
     composite = all(is_composite(overload) for overload in schemas)
     fate = "looked into, and counted by the ops that run inside" if composite and not table.opaque else "unknown"
     return "\n".join([*lines, f"  table {table.name}: no row, so it is {fate}"])
-
-
-def schemas_of(op: str) -> Mapping[str, str]:
-    """Return overload name → schema of an op, of one overload where the name says which."""
-    from fvflops.torch_internals import schemas_of_packet
-
-    packet, _, wanted = op.partition(".")
-    found = schemas_of_packet(packet)
-    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
-    return {name: text for name, text in names.items() if not wanted or name == op}
 
 
 def _describe_row(table: FormulaTable, row: Row, name: str) -> list[str]:

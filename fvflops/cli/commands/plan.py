@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
-from fvflops.cli.models import load_function, load_model
+from fvflops.cli.arguments import add_model, add_output, parse_assumptions
+from fvflops.cli.models import load_function, load_model, with_input_hint
+from fvflops.cli.outputs import write
 from fvflops.features.communication import report
 from fvflops.features.planning.plan import RankPlan, plan_rank
 from fvflops.formulas import load_table
@@ -20,6 +21,28 @@ from fvflops.trace import Status
 from fvflops.units import format_size, format_thousands
 
 FORMATS = ("text", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops plan`."""
+    add_model(parser)
+    add_output(parser)
+    parser.add_argument(
+        "--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp, cp and tp, outermost first"
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
+    parser.add_argument(
+        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that splits the model"
+    )
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="split the sequence over tp too, between the layers"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=1, metavar="N", help="how often the inputs go through in a step; default: 1"
+    )
+    parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
+    parser.add_argument("--device", default=None, help="the device whose kernels are shown: cpu or cuda")
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
 
 
 def run(arguments: argparse.Namespace) -> int:

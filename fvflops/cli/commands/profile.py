@@ -12,18 +12,19 @@ import torch
 
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
-from fvflops.cli.commands.count import with_input_hint, write
-from fvflops.cli.commands.ops import schemas_of
-from fvflops.cli.commands.roofline import load_peaks, sum_results
+from fvflops.analysis.training_step import sum_results
+from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_order, add_output
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import LoadedModel, load_model
+from fvflops.cli.models import LoadedModel, load_model, with_input_hint
+from fvflops.cli.outputs import write
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.profile import ProfileAnalysis
-from fvflops.features.utilisation.devices import Device
+from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas.schema import schemas_of
 from fvflops.reports.calls import op_calls as op_calls_report
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
@@ -39,6 +40,44 @@ class Wanted:
     table: FormulaTable
     peaks: Device | None
     files: Mapping[str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops profile`."""
+    parser.set_defaults(table=None)  # that of DeepSpeed for its report; else exact, as the others leave work out
+    add_model_source(parser)
+    add_output(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
+    parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
+    add_backward(parser)
+    runs = parser.add_argument_group("how often it runs")
+    runs.add_argument("--warmup", type=int, metavar="N", help="runs before the clock is looked at; default: 1")
+    runs.add_argument("--repeat", type=int, metavar="N", help="runs under the clock; default: 5")
+    runs.add_argument(
+        "--schedule",
+        metavar="KEY=N,...",
+        help="instead of both: skip_first, wait, warmup, active and repeat, as torch.profiler.schedule takes them",
+    )
+    runs.add_argument("--steps", type=int, metavar="N", help="the runs of the schedule")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
+    add_depth(shown)
+    add_order(
+        shown,
+        "time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, mismatch or name; default: modules "
+        "and op calls in order, operators by time",
+    )
+    shown.add_argument(
+        "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
+    )
+    shown.add_argument(
+        "--ignore", action="append", default=[], metavar="OP", help="leave an op out of --by op; may be repeated"
+    )
+    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead")
+    files = parser.add_argument_group("files beside the report")
+    add_exports(files, weights="time (default), flops, macs, bytes, memory")
+    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
 
 
 def run(arguments: argparse.Namespace) -> int:

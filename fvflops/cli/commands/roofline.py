@@ -10,16 +10,39 @@ from typing import Any
 import torch
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.commands.count import parse_assumptions, with_input_hint, write
-from fvflops.cli.models import LoadedModel, load_model
+from fvflops.analysis.training_step import sum_results
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
+from fvflops.cli.models import LoadedModel, load_model, with_input_hint
+from fvflops.cli.outputs import write
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline import report
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
-from fvflops.features.utilisation.devices import Device, find_device, load_devices, short_dtype
+from fvflops.features.utilisation.devices import load_peaks, short_dtype
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.pictures import picture
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops roofline`."""
+    parser.set_defaults(table="exact")  # the other conventions leave work out
+    add_model(parser, nargs="?")
+    add_output(parser)
+    add_run(parser, built_on="--build")
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="whose peaks to take: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
+    )
+    parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
+    )
+    add_backward(parser)
+    parser.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    add_depth(parser)
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
+    add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,21 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         roofline_plot.save(drawn, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
     write(report.render(drawn, by=arguments.by, depth=arguments.depth, shown=arguments.top), arguments.output)
     return 0
-
-
-def load_peaks(text: str, option: str) -> Device:
-    """Return the device that an option names, of the shipped ones or of a file."""
-    for ending in (".yaml", ".yml"):
-        file, separator, name = text.partition(ending + ":")
-        if separator:
-            return find_device(name, file=file + ending)
-        if text.endswith(ending):
-            first, *others = load_devices(text)
-            if others:
-                named = ", ".join(device.name for device in (first, *others))
-                raise ValueError(f"{option} {text}: there are {named}: write {text}:{first.name}")
-            return first
-    return find_device(text)
 
 
 def _read_dtype(text: str) -> str:
@@ -109,11 +117,3 @@ def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Name
     return TrainingStepAnalysis(
         subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
     )
-
-
-def sum_results(result: Any) -> torch.Tensor:
-    """Return the sum of all that a model returns, where it has a gradient."""
-    sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
-    if not sums:
-        raise ValueError("--backward: nothing that the model returns has a gradient")
-    return torch.stack(sums).sum()

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 
 from fvflops import paths
+from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.commands.count import parse_assumptions, write
-from fvflops.cli.commands.roofline import sum_results
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import LoadedModel, load_function, load_model
-from fvflops.features.generation.generation import METRICS as GENERATION_METRICS
-from fvflops.features.generation.generation import generation_cost
+from fvflops.cli.outputs import write
+from fvflops.counting.metrics import METRICS
+from fvflops.features.generation.generation import check_generation_metric, generation_cost
 from fvflops.features.scaling import plot as scaling_plot
 from fvflops.features.scaling import report
 from fvflops.features.scaling.model import CostExpression
-from fvflops.features.scaling.scaling import METRICS, Range, cost_of, read_axis
+from fvflops.features.scaling.scaling import Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
@@ -49,13 +50,41 @@ class Template:
         return f"{name}{','.join(map(str, self.axes))}:{self.dtype}"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops scale`."""
+    add_model(parser)
+    add_output(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=A..B[:STEP]",
+        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in the place of a number of --input, an "
+        "argument of FACTORY, or a size of the inputs that the model's library gives; may be repeated",
+    )
+    parser.add_argument(
+        "--generate",
+        metavar="KEY=N,...",
+        help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
+    )
+    parser.add_argument(
+        "--metric", default="flops", metavar="M", help="flops, macs, activations or parameters; default: flops"
+    )
+    add_backward(parser)
+    add_depth(parser, default=1)
+    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    add_plot(parser)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Tell how the cost of the model that the arguments name scales; return the exit code."""
     if arguments.format not in report.FORMATS:
         raise ValueError(f"no format is called {arguments.format!r}: take one of {', '.join(report.FORMATS)}")
-    metrics = METRICS if arguments.generate is None else GENERATION_METRICS
-    if arguments.metric not in metrics:
-        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(metrics)}")
+    if arguments.metric not in METRICS:
+        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
+    if arguments.generate is not None:
+        check_generation_metric(arguments.metric)
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     if arguments.generate is not None:

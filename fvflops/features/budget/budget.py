@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fvflops import paths
 from fvflops.analysis.model_analysis import analysed_run, model_run
-from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.features.budget.budget_file import update_text
-from fvflops.features.budget.model import LIMITED, Budget, BudgetReport, CheckResult, Regression
+from fvflops.features.budget.model import Budget, BudgetReport, CheckResult, Regression, budget_keys
 from fvflops.features.memory.memory import predict_memory
+from fvflops.formulas import load_table
 from fvflops.formulas.yaml_document import MAX_CHARACTERS
 from fvflops.trace import Status
 
 
 def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, int]:
-    """Return figure → value of those of `fvflops.features.budget.model.LIMITED` that are asked for, in their order.
+    """Return figure → value of those of `budget_keys()` that are asked for, in their order.
 
     The memory is that of a model: a loaded Trace, recorded for counting, lacks temporaries, and raises ValueError.
 
@@ -27,7 +29,9 @@ def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, in
         raise ValueError(
             "the peak memory is predicted from a model, not from a saved run: leave memory out of the budget"
         )
-    return {figure: _MEASURES[figure](analysis) for figure in figures}
+    run = analysed_run(analysis)
+    counts = MetricCounts(run.trace, run.table or load_table("default"), run.counts)
+    return {figure: counts[figure].total() if figure in METRICS else _OTHERS[figure](analysis) for figure in figures}
 
 
 def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = "") -> BudgetReport:
@@ -76,7 +80,7 @@ def rewrite_budget(
     table. With a `depth`, or where modules were noted, the flops of modules and operators are noted too.
     """
     can_run = model_run(analysis) is not None
-    figures = tuple(figure for figure in LIMITED if figure != "memory" or can_run)
+    figures = tuple(figure for figure in budget_keys() if figure != "memory" or can_run)
     values = measure(analysis, figures if budget is None else tuple(budget.limits))
     text = paths.read_text(path, MAX_CHARACTERS) if paths.exists(path) else None
     if depth is None and budget is not None and budget.modules:
@@ -99,16 +103,8 @@ def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regre
     return tuple(sorted(changed, key=lambda growth: -growth.difference))
 
 
-def _count_activations(analysis: FlopCountAnalysis) -> int:
-    run = analysed_run(analysis)
-    return ActivationCountAnalysis.from_trace(run.trace, table=run.table or "default", warn=False).total()
-
-
-_MEASURES: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
-    "flops": lambda analysis: analysis.total(),
-    "macs": lambda analysis: analysis.macs(),
-    "activations": _count_activations,
-    "parameters": lambda analysis: analysis.module_tree().count_parameters()[""],
+# What is no metric of a Trace and a table.
+_OTHERS: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
     "memory": lambda analysis: predict_memory(analysis).peak,
     "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNKNOWN]),
 }

@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from fvflops.features.budget.model import LIMITED, Budget, Limit
+from fvflops.features.budget.model import Budget, Limit, budget_keys
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
 from fvflops.text import suggest, truncate
 from fvflops.units import parse_share, parse_size
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")
 _NOTED = ("modules", "operators")
-_MODEL_KEYS = (*LIMITED, "tolerance", "table", *_NOTED)
+_SETTINGS = ("tolerance", "table", *_NOTED)
 _LIMIT_KEYS = ("max", "exact", "tolerance")
 _PLAIN = re.compile(r"[A-Za-z_][\w./:@-]*[\w]|[A-Za-z_]", re.ASCII)
 _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
@@ -76,8 +76,8 @@ def make_limit(figure: str, said: object, tolerance: Fraction = Fraction(0)) -> 
     >>> make_limit("flops", {"exact": "1.2G"})
     Limit(figure='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
     """
-    if figure not in LIMITED:
-        hint = suggest(figure, LIMITED) or f": there are {', '.join(LIMITED)}"
+    if figure not in budget_keys():
+        hint = suggest(figure, budget_keys()) or f": there are {', '.join(budget_keys())}"
         raise ValueError(f"unknown figure {truncate(figure)!r}{hint}")
     exact = False
     if isinstance(said, Mapping):
@@ -130,14 +130,14 @@ def _read_budgets(document: Node) -> dict[str, Budget]:
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
-    fields = node.fields(f"the budget of {truncate(name)}", _MODEL_KEYS)
+    fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS))
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
     if "table" in fields:
         table = fields["table"].text("table")
-    limits = {figure: _read_limit(figure, fields[figure], tolerance) for figure in LIMITED if figure in fields}
+    limits = {figure: _read_limit(figure, fields[figure], tolerance) for figure in budget_keys() if figure in fields}
     if not limits:
-        raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(LIMITED)}, such as flops: 1.2G")
+        raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(budget_keys())}, such as flops: 1.2G")
     noted = [
         {key: _read(item, f"{kind}, {truncate(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
         if kind in fields

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-# What a budget may limit; memory is the predicted peak in bytes, unknown how many ops have no row in the table.
-LIMITED = ("flops", "macs", "activations", "parameters", "memory", "unknown")
+from fvflops.counting.metrics import METRICS
+
+# What a budget may limit beside metrics: the predicted peak memory in bytes, and how many ops have no row in the table.
+OTHERS = ("memory", "unknown")
+
+
+def budget_keys() -> tuple[str, ...]:
+    """Return what a budget may limit."""
+    return (*METRICS, *OTHERS)
 
 
 class Limit(NamedTuple):

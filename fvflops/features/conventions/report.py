@@ -1,91 +1,102 @@
-"""The comparison report: what several conventions count, and why they differ from one of them."""
+"""What several conventions count for one model, and why each differs from a reference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
+from dataclasses import asdict
+from typing import Any
 
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
-from fvflops.reports.names import printable, printable_short
-from fvflops.reports.text.pipe_table import pipe_table
-from fvflops.units import format_quantity, format_size
+from fvflops.reports.document import Document, Items, Table, Value, number, words
+from fvflops.reports.formats import write_document
+from fvflops.units import format_quantity, format_short
 
 SHOWN = 5  # reasons for each convention
-_WIDTH = 100
 _PREFACE = (
-    "A network multiplies numbers and adds up the products. An addition or a multiplication is a floating-point "
-    "operation (FLOP), and a multiplication with its addition is a multiply-add (MAC). Conventions differ in whether "
-    "they count a MAC as one FLOP or as two, and in which other arithmetic they count. K, M, G and T stand for a "
-    "thousand, a million, a thousand million and a million million."
+    "A floating-point operation (FLOP) is one addition or multiplication; a multiply-add (MAC) is a multiplication "
+    "with the addition of its product. Conventions differ in whether a MAC counts as one FLOP or two, and in which "
+    "other arithmetic they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
+)
+_TOTALS = (
+    words("convention"),
+    number("total"),
+    number("multiply_add", "FLOPs per MAC", form=str),
+    number("macs", "MACs"),
+    number("flops", "other FLOPs"),
 )
 
 
 def render(comparison: Comparison, *, against: str | None = None, shown: int = SHOWN) -> str:
-    """Return the comparison as text: a table of all conventions, then why each differs from `against`.
+    """Return the comparison as text; the arguments and errors are those of `comparison_report`."""
+    return write_document(comparison_report(comparison, against=against, shown=shown))
 
-    `against` is the first convention if None. Of each convention the `shown` largest reasons are told, and the sum of
-    the others. A name that was not compared raises KeyError.
+
+def comparison_report(comparison: Comparison, *, against: str | None = None, shown: int = SHOWN) -> Document:
+    """Return the totals of all conventions, then why each differs from `against`, by default the first.
+
+    Of each convention the `shown` largest reasons are listed, and the sum of the others. A name that was not compared
+    raises KeyError.
     """
-    names = list(comparison.tallies)
-    against = names[0] if against is None else against
+    against = next(iter(comparison.tallies)) if against is None else against
     comparison.between(against, against)  # which refuses an unknown name
     base = comparison.tallies[against]
-    paragraphs = [
-        f"{printable_short(comparison.subject)}\n\n" + "\n".join(wrap(_PREFACE, _WIDTH)),
-        _draw_tallies(list(comparison.tallies.values())),
-        f"Why the others do not say {format_size(base.total)}, as {printable(against)} does:",
-    ]
-    for name in names:
-        if name != against:
-            reasons = comparison.between(against, name)
-            paragraphs.append(_explain(base, comparison.tallies[name], reasons, shown))
-    return "\n\n".join(paragraphs)
-
-
-def _draw_tallies(tallies: Sequence[ConventionTotal]) -> str:
-    headers = ("convention", "it reports", "one MAC is", "MACs", "other FLOPs", "it is")
     rows = [
-        (
-            printable(tally.name),
-            format_size(tally.total),
-            "1 FLOP" if tally.multiply_add == 1 else f"{tally.multiply_add} FLOPs",
-            format_size(tally.macs),
-            format_size(tally.flops),
-            printable(tally.description.partition(";")[0]),
-        )
-        for tally in tallies
+        (tally.name, tally.total, tally.multiply_add, tally.macs, tally.flops) for tally in comparison.tallies.values()
     ]
-    return pipe_table(headers, rows)
+    described = [f"{name}: {tally.description.partition(';')[0]}." for name, tally in comparison.tallies.items()]
+    reasons: list[tuple[Value, ...]] = []
+    for name, tally in comparison.tallies.items():
+        if name != against:
+            reasons += _list_reasons(base, tally, comparison.between(against, name), shown)
+    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", described)]
+    if reasons:
+        columns = (words("convention"), number("difference", form=_sign), words("reason"))
+        title = f"Why the others do not report {format_short(base.total)}, as {against} does"
+        parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
+    return Document("comparison", comparison.subject, parts, data=_encode(comparison))
 
 
-def _explain(base: ConventionTotal, tally: ConventionTotal, reasons: Sequence[Difference], shown: int) -> str:
-    head = f"{printable(tally.name)} says {format_size(tally.total)}"
+def _list_reasons(
+    base: ConventionTotal, tally: ConventionTotal, reasons: Sequence[Difference], shown: int
+) -> list[tuple[Value, ...]]:
     if not reasons:
-        return f"{head}: the same"
-    told = [(reason.value, _say(reason, base, tally)) for reason in reasons[:shown]]
+        return [(tally.name, 0, "the same")]
+    listed: list[tuple[Value, ...]] = [
+        (tally.name, reason.value, _describe(reason, base, tally)) for reason in reasons[:shown]
+    ]
     rest = reasons[shown:]
     if rest:
-        told.append((sum(reason.value for reason in rest), f"{format_quantity(len(rest), 'smaller difference')}"))
-    width = max(len(_sign(value)) for value, _ in told)
-    return "\n".join([f"{head}:", *(f"  {_sign(value):>{width}}  {text}" for value, text in told)])
+        value = sum(reason.value for reason in rest)
+        listed.append((tally.name, value, format_quantity(len(rest), "smaller difference")))
+    return listed
 
 
-def _say(reason: Difference, base: ConventionTotal, tally: ConventionTotal) -> str:
+def _describe(reason: Difference, base: ConventionTotal, tally: ConventionTotal) -> str:
     calls = f" ({format_quantity(reason.calls, 'call')})"
-    first, second = printable_short(reason.first), printable_short(reason.second)
     match reason.kind:
         case "unit":
-            return f"it counts a MAC as {format_quantity(tally.multiply_add, 'FLOP')}, not {base.multiply_add}"
+            return f"a MAC is {format_quantity(tally.multiply_add, 'FLOP')}, not {base.multiply_add}"
         case "without":
-            return f"it leaves out {first}{calls}"
+            return f"ignores {reason.first}{calls}"
         case "unknown":
-            return f"it has no formula for {first}{calls}"
+            return f"no formula for {reason.first}{calls}"
         case "beside":
-            return f"it also counts {second}{calls}"
-    if first == second:
-        return f"it counts {'more' if reason.value > 0 else 'less'} for {first}{calls}"
-    return f"it counts {second} where {printable(base.name)} counts {first}{calls}"
+            return f"also counts {reason.second}{calls}"
+    if reason.first == reason.second:
+        return f"counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"
+    return f"counts {reason.second} where {base.name} counts {reason.first}{calls}"
 
 
 def _sign(value: int) -> str:
-    return f"{'+' if value > 0 else '-'} {format_size(abs(value))}"
+    return f"{'+' if value > 0 else '-'}{format_short(abs(value))}" if value else "0"
+
+
+def _encode(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "subject": comparison.subject,
+        "conventions": {name: {**asdict(tally), "total": tally.total} for name, tally in comparison.tallies.items()},
+        "differences": [
+            {"from": first, "to": second, "reasons": [asdict(reason) for reason in reasons]}
+            for (first, second), reasons in comparison.differences.items()
+        ],
+    }

@@ -299,7 +299,7 @@ def _list_names(rows: Sequence[_Row], escape: Escape) -> str:
 
 
 def _draw(table: _Table, *, left: int = 1) -> str:
-    return text_table(*table, left=left)
+    return text_table(*table, left=range(left))
 
 
 def _pipe(table: _Table, *, words: int = 1) -> list[str]:

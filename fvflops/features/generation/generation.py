@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.recording import record
+from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, ScalingError, Sizes
 from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
 from fvflops.formulas import FormulaTable, resolve_table
-
-METRICS = ("flops", "macs", "activations")
 
 # Tokens up to which the polynomials are fitted at least, though fewer are generated.
 _LEAST = 16
@@ -43,8 +41,7 @@ def generation_cost(
     `execution` is "shapes", or "real" for a model that needs numbers. Another model, and a length that the model does
     not take, raise ScalingError.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
+    check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
             raise ScalingError(f"{name}={size!r}: a generation has at least 1")
@@ -79,6 +76,13 @@ def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
         return None
     start, tokens = (Polynomial.of((name,), {(1,): 1}) for name in ("prompt", "new"))
     return prefill.polynomial + decode.polynomial.sum_over("cache", start, tokens - 1)
+
+
+def check_generation_metric(metric: str) -> None:
+    """Raise ValueError where a metric is no cost of generating text: parameters are there before."""
+    known = [name for name in METRICS if name != "parameters"]
+    if metric not in known:
+        raise ValueError(f"metric is one of {', '.join(known)}, not {metric!r}")
 
 
 class _Decoder:
@@ -136,11 +140,7 @@ class _Decoder:
         self._runs += 1
         if self._progress is not None:
             self._progress(self._runs)
-        kind = ActivationCountAnalysis if self._metric == "activations" else FlopCountAnalysis
-        return [
-            read_sample(kind.from_trace(trace, table=self._table, warn=False), self._metric)
-            for trace in recording.steps
-        ]
+        return [read_sample(trace, self._table, self._metric) for trace in recording.steps]
 
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
         """Return the positions of each text's tokens, which generate hands over one by one, and not for all alike."""

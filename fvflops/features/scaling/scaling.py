@@ -11,16 +11,14 @@ import torch
 from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
-from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis, parameter_count
+from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.capture.run import Loss, Model, record_call
-from fvflops.counting import TableCostModel
+from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.features.scaling.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.features.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.features.scaling.model import Axis, CostExpression, ScalingError, Sizes, format_sizes
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.trace import Counts, Status
-
-METRICS = ("flops", "macs", "activations", "parameters")
+from fvflops.trace import Status, Trace
 
 Range = range | tuple[int, int] | tuple[int, int, int]
 # What is told of the runs: how many were made.
@@ -56,9 +54,9 @@ def cost_of(
     `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return such. `model`
     is a model, or a function whose arguments are names of sizes, that builds one, or returns (model, inputs) where
     `inputs` is None; it is called under the meta device where that will do. `metric` is "flops", "macs",
-    "activations" or "parameters"; with `loss`, a function of the model's result that returns a scalar, the backward
-    pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run with
-    their number.
+    "activations", "parameters" or "bytes"; with `loss`, a function of the model's result that returns a scalar, the
+    backward pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run
+    with their number.
 
     A name that nothing takes, sizes that the model does not take, and an empty range or one of a single size raise
     ScalingError, which names them.
@@ -258,27 +256,21 @@ def _count_parameters(model: Any) -> Sample:
 
 
 def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
-    kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
-    return read_sample(kind(model, inputs, warn=False, **options), metric)
+    return read_sample(FlopCountAnalysis(model, inputs, warn=False, **options).trace(), options["table"], metric)
 
 
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
     """Count the forward and the backward pass."""
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
     recorded = {name: options[name] for name in ("execution", "device", "assume")}
-    kind = ActivationCountAnalysis if metric == "activations" else FlopCountAnalysis
-    stops_at = TableCostModel(options["table"], "activations" if metric == "activations" else "flops").stops_at
-    trace = record_call(model, args, kwargs, loss=loss, stops_at=stops_at, **recorded)
-    return read_sample(kind.from_trace(trace, table=options["table"], warn=False), metric)
+    table = options["table"]
+    trace = record_call(model, args, kwargs, loss=loss, stops_at=table.stops_at, **recorded)
+    return read_sample(trace, table, metric)
 
 
-def read_sample(analysis: FlopCountAnalysis | ActivationCountAnalysis, metric: str) -> Sample:
-    """Return what an analysis counts, whole and in parts."""
-    counts = analysis.counts()
-    if metric == "macs":
-        counts = Counts(
-            metric, counts.modules, tuple(entry._replace(value=entry.macs, flops=0) for entry in counts.entries)
-        )
+def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:
+    """Return what a run comes to in a metric, whole and in parts."""
+    counts = MetricCounts(trace, table)[metric]
     modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
     return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNKNOWN])
 

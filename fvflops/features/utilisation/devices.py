@@ -247,3 +247,18 @@ def _key(name: str) -> tuple[str, ...]:
     """Return the sorted words and numbers of a name but its vendor's: "A100-SXM4-80GB" is "NVIDIA A100 80GB SXM4"."""
     words = re.findall(r"[a-z]+|[0-9]+", name.lower())
     return tuple(sorted(word for word in words if word not in _VENDORS))
+
+
+def load_peaks(text: str, option: str) -> Device:
+    """Return the device that an option names, of the shipped ones or of a file."""
+    for ending in (".yaml", ".yml"):
+        file, separator, name = text.partition(ending + ":")
+        if separator:
+            return find_device(name, file=file + ending)
+        if text.endswith(ending):
+            first, *others = load_devices(text)
+            if others:
+                named = ", ".join(device.name for device in (first, *others))
+                raise ValueError(f"{option} {text}: there are {named}: write {text}:{first.name}")
+            return first
+    return find_device(text)

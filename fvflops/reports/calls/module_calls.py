@@ -27,7 +27,7 @@ def render(calls: Sequence[ModuleCall], *, depth: int | None = None) -> str:
     shown = [call for call in calls if depth is None or call.depth <= depth]
     phases = len({call.phase for call in calls}) > 1
     heads = ["#", *_HEADS[:2], *(["phase"] if phases else []), *_HEADS[2:]]
-    return text_table(heads, [_cells(call, phases) for call in shown], left=4 + phases)
+    return text_table(heads, [_cells(call, phases) for call in shown], left=range(4 + phases))
 
 
 def _cells(call: ModuleCall, phases: bool) -> list[str]:

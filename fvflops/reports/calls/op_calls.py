@@ -58,7 +58,7 @@ def render(
     rows = [[str(call.number), *_cells(call, phases, timed, memory)] for call in shown]
     rows.append(["", *_add_up(calls, phases, timed, memory)])
     return "\n\n".join(
-        [text_table(heads, rows, left=6 + phases), *_tell(calls, len(calls) - len(shown), ignored or {}, table)]
+        [text_table(heads, rows, left=range(6 + phases)), *_tell(calls, len(calls) - len(shown), ignored or {}, table)]
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fvflops.counting.metrics import METRICS
 from fvflops.reports.names import printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Summary
 from fvflops.units import format_in
 from fvflops.views.summary_rows import check_view, depth_of, drop_zeros, group_by_name
 
-# Heading of the summary → the head of its column, and the power of ten that is its unit.
-_COLUMNS = {"parameters": ("Params (M)", 6), "flops": ("FLOPs (G)", 9), "activations": ("Acts (M)", 6)}
+_UNITS = {6: "M", 9: "G"}
 _UNCALLED = "not called"
 
 
@@ -40,7 +40,7 @@ def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str
     (['Params (M)', 'FLOPs (G)'], [('Net', ['25.6', '4.09'])])
     """
     check_view(by, ("module",), report)
-    headings = [heading for heading in _COLUMNS if heading in summary.columns]
+    headings = [heading for heading in summary.columns if heading in METRICS]
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
     model = summary.about.get("model") or summary.modules.root.class_name or "model"
     rows = [
@@ -48,13 +48,18 @@ def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str
         for place in summary.modules.modules()
         if place.name in counts and depth_of(place.name) <= (depth or 0)
     ]
-    return PaperRows([_COLUMNS[heading][0] for heading in headings], rows, _write_notes(summary, model))
+    return PaperRows(list(map(_head, headings)), rows, _write_notes(summary, model))
+
+
+def _head(heading: str) -> str:
+    metric = METRICS[heading]
+    return f"{metric.short} ({_UNITS[metric.paper]})"
 
 
 def _say(summary: Summary, heading: str, module: str) -> str:
     if module in summary.uncalled.get(heading, ()):
         return _UNCALLED
-    return format_in(summary.columns[heading].get(module, 0), _COLUMNS[heading][1])
+    return format_in(summary.columns[heading].get(module, 0), METRICS[heading].paper)
 
 
 def _write_notes(summary: Summary, model: str) -> list[str]:

@@ -258,7 +258,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
         texts = [*_cut_names(row, layout.names, marks), *(row.figures[place] for place in layout.figures)]
         texts += [_say_share(row.amount, grid.total)] * layout.percent
         cells.append(texts + [pad(bar, layout.bar)] * bool(layout.bar))
-    header, rule, *lines = text_table(heads, cells, left=len(heads[: len(layout.names)])).split("\n")
+    header, rule, *lines = text_table(heads, cells, left=range(len(layout.names))).split("\n")
     painted = [paint(header, _BOLD), paint(rule, _DIM)]
     for row, bar, line in zip(grid.rows, bars, lines, strict=True):
         text = line.removesuffix(bar)

@@ -1,16 +1,16 @@
-"""The columns: a table for the terminal, names on the left, figures at the right edge of their columns."""
+"""Tables of plain text: words aligned left, numbers right."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fvflops.reports.text.display_width import display_width, pad
 
 GAP = "  "
 
 
-def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Return the rows below their headers; the first `left` columns begin at their left edge.
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Return the rows below their headers; the columns at the places `left` are aligned left.
 
     >>> print(text_table(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
     module   time
@@ -23,8 +23,8 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: i
     return "\n".join(_write(line, widths, left) for line in lines)
 
 
-def _write(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
+def _write(cells: Sequence[str], widths: Sequence[int], left: Collection[int]) -> str:
     padded = [
-        pad(cell, width, right=index >= left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        pad(cell, width, right=index not in left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return GAP.join(padded).rstrip()

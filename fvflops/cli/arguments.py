@@ -1,0 +1,157 @@
+"""Arguments that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from fvflops.reports.formats import FORMATS, check_format
+
+
+def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """Add MODEL, its inputs, and the output sizes of data-dependent ops."""
+    add_model_source(parser, nargs=nargs)
+    add_assume(parser)
+
+
+def add_model_source(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """Add MODEL and its inputs."""
+    parser.add_argument(
+        "model",
+        nargs=nargs,
+        metavar="MODEL",
+        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY",
+    )
+    add_inputs(parser)
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add the shapes of a model's inputs, and a transformers model's configuration."""
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="shape of an input, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
+    )
+    parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+
+
+def add_assume(parser: argparse.ArgumentParser) -> None:
+    """Add the output sizes of data-dependent ops."""
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="OP=SIZE",
+        help="output size of a data-dependent op: aten::nonzero=100, or a share as 0.5; may be repeated",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> None:
+    """Add how the model is built and executed."""
+    parser.add_argument(built_on, default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    parser.add_argument(
+        "--execution",
+        choices=("auto", "shapes", "real"),
+        default="auto",
+        help="shapes without values, real numbers, or real ones where shapes do not do; default: auto",
+    )
+    parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
+
+
+def add_backward(parser: argparse.ArgumentParser) -> None:
+    """Add the backward pass of whatever the model returns."""
+    parser.add_argument(
+        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+    )
+
+
+def add_report(
+    parser: argparse._ActionsContainer, *, more: Mapping[str, str] | None = None, top: int | None = None
+) -> None:
+    """Add the format of the report, the order of its rows, and where it goes; `more` are formats of this command."""
+    formats = {**FORMATS, **(more or {})}
+    listed = ", ".join(formats)
+    parser.add_argument(
+        "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{listed}; default: text"
+    )
+    parser.add_argument(
+        "--sort", metavar="KEY", help="a column of the table, or name: rows are ranked by it; a wrong one lists all"
+    )
+    shown = "all" if top is None else str(top)
+    parser.add_argument(
+        "--top", type=parse_top, default=top, metavar="N", help=f"how many rows are shown; default: {shown}"
+    )
+    add_output(parser)
+
+
+def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
+    """Add the order of the rows, by keys that a command has."""
+    parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
+    parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
+
+
+def add_output(parser: argparse._ActionsContainer) -> None:
+    """Add where the report goes."""
+    parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
+
+
+def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
+    """Add the files that Perfetto, speedscope and flame graphs read."""
+    files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
+    files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
+    files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
+    files.add_argument("--weight", metavar="W", help=f"what widths stand for: {weights}")
+
+
+def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
+    """Add the deepest level of modules that is shown."""
+    said = help or "deepest module level that is shown"
+    shown = "" if default is None else f"; default: {default}"
+    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=said + shown)
+
+
+def add_plot(parser: argparse.ArgumentParser) -> None:
+    """Add a picture beside the report."""
+    parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
+
+
+def parse_depth(text: str) -> int:
+    """Return a depth, as argparse's `type`."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a depth is a whole number from 0, not {text!r}")
+    return int(text)
+
+
+def parse_top(text: str) -> int:
+    """Return a number of rows, as argparse's `type`."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"the number of rows is 1 or more, not {text!r}")
+    return int(text)
+
+
+def parse_format(formats: Mapping[str, str], text: str) -> str:
+    """Return the name of a format, as argparse's `type` of one argument."""
+    try:
+        check_format(text, formats)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
+    """Return the sizes that `--assume` texts give to ops.
+
+    >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
+    {'aten::nonzero': 100, 'aten::index': 0.5}
+    """
+    sizes: dict[str, int | float] = {}
+    for text in texts:
+        op, _, size = text.partition("=")
+        try:
+            sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
+        except ValueError:
+            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
+    return sizes

@@ -1,0 +1,143 @@
+"""The metrics of a model: their names, units and meaning, and how each is counted from a Trace.
+
+Every table, page, file, sort key, budget and help text reads METRICS: a new metric is one more entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.count import count
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.formulas import FormulaTable
+from fvflops.trace import Counts, Entry, Status, Trace
+
+
+class MetricCounts:
+    """The counts of one run in every metric, each made when it is first asked for.
+
+    `table` is None where nothing is counted by a table. `known` are counts that are there already, such as those of an
+    analysis with handles.
+
+    >>> from torch import nn, ones
+    >>> from fvflops import FlopCountAnalysis, load_table
+    >>> trace = FlopCountAnalysis(nn.Linear(4, 3), ones(2, 4)).trace()
+    >>> counts = MetricCounts(trace, load_table("exact"))
+    >>> {name: counts[name].total() for name in counts.names()}
+    {'flops': 54, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116}
+    """
+
+    def __init__(self, trace: Trace, table: FormulaTable | None, known: Counts | None = None) -> None:
+        self.trace = trace
+        self.table = table
+        self._counts = {} if known is None else {known.metric: known}
+
+    def names(self) -> tuple[str, ...]:
+        """Return the metrics that can be counted."""
+        return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
+
+    def knows(self, name: str) -> bool:
+        """Return whether a metric has been counted already."""
+        return name in self._counts
+
+    def __getitem__(self, name: str) -> Counts:
+        if name not in self._counts:
+            self._counts[name] = METRICS[name].count(self)
+        return self._counts[name]
+
+    def by_table(self, metric: str) -> Counts:
+        """Return the counts by the table, of "flops" or "activations"."""
+        if self.table is None:
+            raise ValueError(f"{metric} are counted by a table, and there is none here")
+        return count(self.trace, TableCostModel(self.table, metric), metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One quantity of a model: `title` and `short` name it, `note` says what it is, `unit` is "" or "B" for bytes.
+
+    `count` makes its Counts. `column` is whether the tables of `fvflops count` show it, `paper` the power of ten of the
+    unit in which papers give it. `of` is the metric from which it is derived, or "table" where it is counted by one.
+    """
+
+    title: str
+    short: str
+    note: str
+    count: Callable[[MetricCounts], Counts]
+    unit: str = ""
+    column: bool = False
+    paper: int = 6
+    of: str = ""
+
+    def can_count(self, counts: MetricCounts) -> bool:
+        """Return whether there is what it is counted from."""
+        if self.of in METRICS:
+            return counts.knows(self.of) or METRICS[self.of].can_count(counts)
+        return self.of != "table" or counts.table is not None
+
+
+def derive(counts: Counts, metric: str, value: Callable[[Entry], int]) -> Counts:
+    """Return the counts of another metric that each entry of some counts gives.
+
+    >>> from fvflops.trace import ModuleTree
+    >>> entry = Entry(("",), "forward", "aten::mm", "mm", Status.COUNTED, calls=1, value=48, macs=24)
+    >>> derive(Counts("flops", ModuleTree({}), (entry,)), "macs", lambda entry: entry.macs).total()
+    24
+    """
+    entries = tuple(entry._replace(value=value(entry), macs=0, flops=0) for entry in counts.entries)
+    return replace(counts, metric=metric, entries=entries)
+
+
+def _count_parameters(counts: MetricCounts) -> Counts:
+    modules = counts.trace.modules
+    entries = []
+    for parameter in modules.parameters():
+        module, _, name = parameter.name.rpartition(".")
+        entries.append(Entry((module,), "", "", name, Status.COUNTED, calls=0, value=parameter.spec.numel))
+    return Counts("parameters", modules, tuple(entries))
+
+
+METRICS: Mapping[str, Metric] = {
+    "flops": Metric(
+        "FLOPs",
+        "FLOPs",
+        "floating-point operations, as the convention counts them",
+        lambda counts: counts.by_table("flops"),
+        column=True,
+        paper=9,
+        of="table",
+    ),
+    "macs": Metric(
+        "MACs",
+        "MACs",
+        "multiply-adds, the same in every convention",
+        lambda counts: derive(counts["flops"], "macs", lambda entry: entry.macs),
+        paper=9,
+        of="flops",
+    ),
+    "activations": Metric(
+        "Activations",
+        "Acts",
+        "output elements of the ops that the convention names",
+        lambda counts: counts.by_table("activations"),
+        column=True,
+        of="table",
+    ),
+    "parameters": Metric(
+        "Parameters",
+        "Params",
+        "elements of parameters; a tied one counts once, at its first name",
+        _count_parameters,
+        column=True,
+    ),
+    "bytes": Metric(
+        "Bytes",
+        "Bytes",
+        "memory traffic of each op, without cache reuse or fusion",
+        lambda counts: count(*split_by_aliasing(counts.trace), "bytes"),
+        unit="B",
+        paper=9,
+    ),
+}

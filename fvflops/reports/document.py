@@ -1,0 +1,198 @@
+"""A report as data: paragraphs, lists and tables of exact values, which every format of `formats` can write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fvflops.units import format_short
+from fvflops.views.ranking import check_sort, check_top, natural_key, truncation_note
+
+# What a cell holds; None is a value that is not known, or that this row does not have.
+Value = str | int | float | bool | None
+NAME = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its key in data formats, its heading for people, and how its values read.
+
+    A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
+    numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
+    a parent before its children, "" being the model.
+    """
+
+    key: str
+    heading: str = ""
+    form: Callable[[Any], str] = str
+    words: bool = False
+    missing: str = ""
+    tree: bool = False
+
+    def show(self, value: Value) -> str:
+        """Return a value as people read it, not yet escaped for any format."""
+        if value is None:
+            return self.missing
+        return self.form(value) or ("model" if self.tree else "")
+
+
+def words(key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "") -> Column:
+    """Return a column of names or other text."""
+    return Column(key, heading or key, form, words=True, missing=missing)
+
+
+def modules(key: str = "module") -> Column:
+    """Return a column of module names; text shows them as a tree."""
+    return Column(key, key, words=True, tree=True)
+
+
+def number(
+    key: str,
+    heading: str = "",
+    *,
+    form: Callable[[Any], str] = format_short,
+    missing: str = "",
+) -> Column:
+    """Return a column of numbers, by default in thousands, millions and so on.
+
+    >>> number("flops", "FLOPs").show(4_089_184_256)
+    '4.09G'
+    """
+    return Column(key, heading or key, form, missing=missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of exact values; each has a value for each column.
+
+    `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
+    note that says how many rows are not shown.
+
+    >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
+    >>> top = table.ranked(sort="flops", top=1)
+    >>> top.rows, top.notes
+    ([('fc2', 48)], ('1 module more.',))
+    """
+
+    name: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+    title: str = ""
+    total: Sequence[Value] | None = None
+    notes: Sequence[str] = ()
+    noun: str = "row"
+
+    def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
+        """Return the table with its largest values first, and `top` rows of it.
+
+        `sort` is the key of a column, or "name" for the first; names are in their natural order. None keeps the order.
+        A key that no column has, and a `top` below 1, raise ValueError.
+        """
+        check_top(top)
+        columns, rows = self.columns, list(self.rows)
+        if sort is not None:
+            keys = [column.key for column in columns]
+            check_sort(sort, keys if NAME in keys else [*keys, NAME])
+            place = keys.index(sort) if sort in keys else 0
+            if columns[place].words:
+                rows.sort(key=lambda row: natural_key(str(row[place] or "")))
+            else:
+                rows.sort(key=lambda row: _descending(row[place]))
+            columns = [replace(column, tree=False, form=_or_model) if column.tree else column for column in columns]
+        return replace(
+            self,
+            columns=columns,
+            rows=rows[:top],
+            notes=(*self.notes, *truncation_note(rows, top, self.noun)),
+        )
+
+    def records(self) -> list[dict[str, Value]]:
+        """Return each row as column key → value."""
+        return [dict(zip((column.key for column in self.columns), row, strict=True)) for row in self.rows]
+
+    def texts(self) -> list[list[str]]:
+        """Return each row, and the total, as people read them."""
+        rows = [*self.rows, self.total] if self.total is not None else self.rows
+        return [[column.show(value) for column, value in zip(self.columns, row, strict=True)] for row in rows]
+
+    def indented(self) -> list[list[str]]:
+        """Return what `texts` does, with module names below each other and without what the name above says.
+
+        >>> rows = [("", 9), ("layers", 8), ("layers.0.fc", 8), ("head", 1)]
+        >>> [row[0] for row in Table("modules", (modules(), number("flops")), rows).indented()]
+        ['model', ' layers', '  0.fc', ' head']
+        """
+        texts = self.texts()
+        for place, column in enumerate(self.columns):
+            if column.tree:
+                names = _indent([str(row[place]) for row in self.rows])
+                for row, name in zip(texts, names, strict=False):
+                    row[place] = name
+        return texts
+
+
+def _indent(names: Sequence[str]) -> list[str]:
+    above: list[str] = []
+    shown = []
+    for name in names:
+        while above and not (above[-1] == "" or name.startswith(f"{above[-1]}.")):
+            above.pop()
+        parent = above[-1] if above else ""
+        shown.append(" " * len(above) + (name.removeprefix(f"{parent}.") if parent else name or "model"))
+        above.append(name)
+    return shown
+
+
+def _descending(value: Value) -> tuple[bool, float]:
+    return (True, 0) if value is None else (False, -float(value))
+
+
+def _or_model(name: str) -> str:
+    return name or "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of sentences under a heading."""
+
+    heading: str
+    items: Sequence[str]
+
+
+Part = str | Items | Table
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a command reports; `kind` is its name in JSON, "fvflops.KIND".
+
+    `parts` stand in their order: a string is a paragraph. CSV has the table named `main`, or the first one. `data` is
+    what JSON holds in place of the tables, where there is more to say than they do.
+    """
+
+    kind: str
+    title: str = ""
+    parts: Sequence[Part] = ()
+    main: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
+        """Return the document with its main table in an order, as `Table.ranked` gives it."""
+        if sort is None and top is None:
+            return self
+        main = self.main_table()
+        ranked = main.ranked(sort=sort, top=top)
+        return replace(self, parts=[ranked if part is main else part for part in self.parts])
+
+    def tables(self) -> list[Table]:
+        """Return the tables in their order."""
+        return [part for part in self.parts if isinstance(part, Table)]
+
+    def main_table(self) -> Table:
+        """Return the table that CSV has; without one it raises ValueError."""
+        tables = self.tables()
+        if not tables:
+            raise ValueError(f"the {self.kind} report has no table here: take --format text, markdown, html or json")
+        names = [table.name for table in tables]
+        return tables[names.index(self.main)] if self.main in names else tables[0]

@@ -1,0 +1,19 @@
+"""CSV: the exact values of a document's main table."""
+
+from __future__ import annotations
+
+from fvflops.reports.csv import write_rows
+from fvflops.reports.document import Document
+
+
+def write(document: Document, *, width: int | None = None) -> str:
+    """Return the main table as CSV without its total; a value that is not known is an empty cell.
+
+    >>> from fvflops.reports.document import Table, modules, number
+    >>> print(write(Document("plan", "Net", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    module,flops
+    ,72
+    <BLANKLINE>
+    """
+    table = document.main_table()
+    return write_rows([column.key for column in table.columns], table.rows)

@@ -1,0 +1,44 @@
+"""JSON: all that a document says, exact."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fvflops.reports.document import Document, Items, Table
+
+SCHEMA = 1
+
+
+def write(document: Document, *, width: int | None = None) -> str:
+    """Return a document as JSON text: `format`, `schema`, and its data, or its tables and sentences.
+
+    >>> from fvflops.reports.document import modules, number
+    >>> text = write(Document("plan", "Net", [Table("modules", (modules(), number("flops")), [("", 72)])]))
+    >>> json.loads(text)["tables"]
+    {'modules': {'rows': [{'module': '', 'flops': 72}]}}
+    """
+    head = {"format": f"fvflops.{document.kind}", "schema": SCHEMA}
+    return json.dumps({**head, **(document.data or _encode(document))}, indent=2, allow_nan=False)
+
+
+def _encode(document: Document) -> dict[str, Any]:
+    notes: list[str] = []
+    for part in document.parts:
+        if isinstance(part, Items):
+            notes += part.items
+        else:
+            notes += part.notes if isinstance(part, Table) else [part]
+    tables = {table.name: _encode_table(table) for table in document.tables()}
+    return {"title": document.title, "tables": tables, "notes": notes}
+
+
+def _encode_table(table: Table) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"rows": table.records()}
+    if table.total is not None:
+        encoded["total"] = {
+            column.key: value
+            for column, value in zip(table.columns, table.total, strict=True)
+            if value is not None and not column.words
+        }
+    return encoded

@@ -1,0 +1,59 @@
+"""LaTeX: tables for the package booktabs."""
+
+from __future__ import annotations
+
+from fvflops.reports.document import Document, Items, Part, Table
+from fvflops.reports.names import escape_latex
+
+
+def write(document: Document, *, width: int | None = None) -> str:
+    r"""Return a document as LaTeX, each table a tabular, the sentences as paragraphs.
+
+    >>> from fvflops.reports.document import modules, number
+    >>> print(write(Document("plan", "", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    % \usepackage{booktabs}
+    <BLANKLINE>
+    \begin{tabular}{lr}
+      \toprule
+      module & FLOPs \\
+      \midrule
+      model & 72 \\
+      \bottomrule
+    \end{tabular}
+    """
+    blocks = [r"% \usepackage{booktabs}"]
+    blocks += [rf"\textbf{{{escape_latex(document.title)}}}"] if document.title else []
+    blocks += [_write_part(part) for part in document.parts]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _write_part(part: Part) -> str:
+    if isinstance(part, Table):
+        blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
+        return "\n\n".join([*blocks, _write_table(part), *map(escape_latex, part.notes)])
+    if isinstance(part, Items):
+        heading = [escape_latex(part.heading)] if part.heading else []
+        items = [rf"  \item {escape_latex(item)}" for item in part.items]
+        return "\n".join([*heading, r"\begin{itemize}", *items, r"\end{itemize}"])
+    return "\n\n".join(map(escape_latex, part.split("\n")))
+
+
+def _write_table(table: Table) -> str:
+    rows = [_write_row(list(map(escape_latex, row))) for row in table.texts()]
+    if table.total is not None:
+        rows.insert(-1, r"  \midrule")
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in table.columns)}}}",
+            r"  \toprule",
+            _write_row([escape_latex(column.heading) for column in table.columns]),
+            r"  \midrule",
+            *rows,
+            r"  \bottomrule",
+            r"\end{tabular}",
+        ]
+    )
+
+
+def _write_row(cells: list[str]) -> str:
+    return rf"  {' & '.join(cells)} \\"

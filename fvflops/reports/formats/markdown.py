@@ -1,0 +1,43 @@
+"""GitHub's Markdown."""
+
+from __future__ import annotations
+
+from fvflops.reports.document import Document, Items, Part, Table
+from fvflops.reports.names import escape_markdown
+
+
+def write(document: Document, *, width: int | None = None) -> str:
+    """Return a document in GitHub's Markdown; its lines have any length.
+
+    >>> from fvflops.reports.document import modules, number
+    >>> print(write(Document("plan", "Net", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    ### Net
+    <BLANKLINE>
+    | module | FLOPs |
+    | :--- | ---: |
+    | model | 72 |
+    """
+    blocks = [f"### {escape_markdown(document.title)}"] if document.title else []
+    blocks += [_write_part(part) for part in document.parts]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _write_part(part: Part) -> str:
+    if isinstance(part, Table):
+        blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
+        blocks.append("\n".join(_write_table(part)))
+        blocks += [escape_markdown(note) for note in part.notes]
+        return "\n\n".join(blocks)
+    if isinstance(part, Items):
+        heading = f"{escape_markdown(part.heading)}\n\n" if part.heading else ""
+        return heading + "\n".join(f"- {escape_markdown(item)}" for item in part.items)
+    return "\n\n".join(map(escape_markdown, part.split("\n")))
+
+
+def _write_table(table: Table) -> list[str]:
+    heads = [escape_markdown(column.heading) for column in table.columns]
+    rules = [":---" if column.words else "---:" for column in table.columns]
+    rows = [list(map(escape_markdown, row)) for row in table.texts()]
+    if table.total is not None:
+        rows[-1][:1] = [f"**{cell}**" for cell in rows[-1][:1] if cell]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
