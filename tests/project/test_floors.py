@@ -106,3 +106,44 @@ def test_help_does_not_import_torch():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.rstrip().endswith("False")
     assert "count" in result.stdout
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return module → the modules of fvflops that it imports anywhere, as dotted paths from the package."""
+    modules = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    modules = {parts[:-1] if parts[-1] == "__init__" else parts: path for parts, path in modules.items()}
+    graph: dict[str, set[str]] = {}
+    for parts, path in modules.items():
+        found = set()
+        for name in imported_modules(path, path.read_text()):
+            while name and name not in modules:
+                name = name[:-1]
+            found.add(".".join(name))
+        graph[".".join(parts)] = found - {".".join(parts), ""}
+    return graph
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a circle, none if there is no circle."""
+    left = dict(graph)
+    while left:  # what imports nothing of the rest is in no circle
+        free = [module for module, imported in left.items() if not imported & left.keys()]
+        if not free:
+            path = [next(iter(left))]
+            while path[-1] not in path[:-1]:
+                path.append(next(iter(left[path[-1]] & left.keys())))
+            return path[path.index(path[-1]) :]
+        for module in free:
+            del left[module]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = import_graph()
+    assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"counting.count"}
+    assert find_circle(graph) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
