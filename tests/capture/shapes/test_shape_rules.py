@@ -499,6 +499,7 @@ ELSEWHERE = {
     "aten::miopen_convolution_add_relu",
     "aten::miopen_convolution_relu",
     "aten::miopen_depthwise_convolution",
+    "aten::one_hot",
     "aten::quantize_per_channel",
     "aten::quantize_per_tensor",
     "aten::quantize_per_tensor.tensor_qparams",
