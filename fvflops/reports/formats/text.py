@@ -33,7 +33,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     Counted by exact.
     """
     blocks = [_write_lines(document.title, width)] if document.title else []
-    blocks += [_write_part(part, width) for part in document.parts]
+    blocks += [_write_part(part, width) for part in document.shown()]
     return "\n\n".join(block for block in blocks if block)
 
 
