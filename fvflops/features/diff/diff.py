@@ -20,8 +20,8 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 
 _NOTES = {
-    "supposed": "supposed, for want of a number: {}",
-    "bounds": "an upper bound, as this was taken to keep all it is given: {}",
+    "supposed": "ASSUMED (data-dependent): {}",
+    "bounds": "an upper bound, with all elements kept by {}",
 }
 
 
@@ -35,11 +35,11 @@ class PrintedDifference(ModelDifference):
 
     def to_markdown(self) -> str:
         """Return the report in GitHub's Markdown."""
-        return report.render_markdown(self)
+        return report.render(self, format="markdown")
 
     def to_json(self) -> str:
         """Return all of it as JSON text, exact."""
-        return report.render_json(self)
+        return report.render(self, format="json")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -121,5 +121,5 @@ def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
     activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
-        notes += ("the run raised, and this is what it did until then",)
+        notes += ("the run raised an error, and is counted up to it",)
     return CountedRun(name, trace.about.get("inputs", ""), flops.counts(), activations.counts(), notes)
