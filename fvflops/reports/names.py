@@ -7,8 +7,10 @@ instead of obeying it. In a table on a terminal what is very long is cut.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fvflops.text import printable, printable_short, truncate
+from fvflops.units import format_quantity
 
 _LONGEST = 120  # characters of a name in a sentence
 
@@ -61,6 +63,15 @@ def plain_name(name: str) -> str:
     return printable(truncate(name, _LONGEST))
 
 
+def list_ops(calls: Mapping[str, int]) -> str:
+    """Return ops with their calls, as a sentence has them.
+
+    >>> list_ops({"mylib::scan": 2, "mylib::gather": 1})
+    'mylib::scan (2 calls), mylib::gather (1 call)'
+    """
+    return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
+
+
 def markdown_name(name: str) -> str:
     """Return a name as a sentence of GitHub's Markdown has it, cut to 120 characters.
 
@@ -95,6 +106,7 @@ def neutralise_formula(name: str) -> str:
 __all__ = [
     "escape_latex",
     "escape_markdown",
+    "list_ops",
     "markdown_name",
     "neutralise_formula",
     "plain_name",

@@ -19,7 +19,7 @@ from fvflops.features.diff.model import (
 from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, words
 from fvflops.reports.formats import write_document
-from fvflops.reports.names import plain_name, printable_short
+from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
@@ -248,10 +248,7 @@ def _write_sentences(difference: ModelDifference) -> list[str]:
     sentences.append(_describe_unchanged(difference))
     for word, side in (("before", difference.before), ("after", difference.after)):
         if side.unknown:
-            named = ", ".join(
-                f"{plain_name(op)} ({format_quantity(calls, 'call')})" for op, calls in side.unknown.items()
-            )
-            sentences.append(f"Unsupported {word}, so not counted: {named}.")
+            sentences.append(f"Unsupported {word}, so not counted: {list_ops(side.unknown)}.")
         sentences += [f"{word.capitalize()}: {note}." for note in side.notes]
     return sentences
 
