@@ -200,9 +200,9 @@ def _touch_result(result: Any) -> torch.Tensor:
 
 
 def _left_out(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
-    step = "the optimizer's step"
+    step = "the optimizer step"
     if sequence_parallel and mesh.get("tp", 1) > 1 and mesh.get("fsdp", 1) == 1:
-        step += ", in which DTensor sums over tp the gradients of the norms, each rank having that of its part"
+        step += ", in which DTensor reduces the gradients of the norms over tp"
     return (step,)
 
 
@@ -261,17 +261,17 @@ def _derive(
     derived = []
     if pipe is not None:
         added += send_recv(pipe, describe(device_mesh.get_group("pp")), microbatches)
-        derived.append("what stages pass on over pp, once for each microbatch")
+        derived.append("pipeline sends and receives over pp, once per microbatch")
     if microbatches > 1:
         trace = repeat(trace, microbatches)
         added += accumulate(trace, model, microbatches)
-        derived.append(f"the {microbatches} microbatches, of which one was run, and the sums of their gradients")
+        derived.append(f"{microbatches} microbatches with gradient accumulation, of which one was run")
     replicas = _join(device_mesh, mesh, "dp", "cp")
     if replicas is not None and mesh.get("fsdp", 1) == 1:
         added += gradient_allreduce(trace, model, describe(replicas.get_group()), replicas.size())
         derived.append(
-            f"the gradients' all-reduce over {replicas.mesh_dim_names[0]}, with what else DistributedDataParallel does "
-            "for it: each parameter that wants a gradient goes through it once, whatever the buckets"
+            f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
+            "regardless of bucketing)"
         )
     return add_calls(trace, added), tuple(derived)
 
