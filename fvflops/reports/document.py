@@ -21,7 +21,8 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model. `signed` numbers are sorted by magnitude.
+    a parent before its children, "" being the model. `signed` numbers are sorted by magnitude. Words to `keep` are
+    shortened after those of other columns.
     """
 
     key: str
@@ -31,6 +32,7 @@ class Column:
     missing: str = ""
     tree: bool = False
     signed: bool = False
+    keep: bool = False
 
     def show(self, value: Value) -> str:
         """Return a value as people read it, not yet escaped for any format."""
@@ -39,9 +41,11 @@ class Column:
         return self.form(value) or ("model" if self.tree else "")
 
 
-def words(key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "") -> Column:
+def words(
+    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", keep: bool = False
+) -> Column:
     """Return a column of names or other text."""
-    return Column(key, heading or key, form, words=True, missing=missing)
+    return Column(key, heading or key, form, words=True, missing=missing, keep=keep)
 
 
 def modules(key: str = "module") -> Column:
@@ -207,9 +211,9 @@ Part = str | Items | Table
 class Document:
     """What a command reports; `kind` is its name in JSON, "fvflops.KIND".
 
-    `parts` stand in their order: a string is a paragraph. CSV has the table named `main`, or the first one; tables named
-    in `also` are sorted and cut as that is. `data` is what JSON holds in place of the tables, where there is more to say
-    than they do.
+    `parts` stand in their order: a string is a paragraph. CSV has the table named `main`, or the first one; the tables
+    named in `also` are sorted and cut as that is. `data` is what JSON holds in place of the tables, where there is more
+    to say than they do.
     """
 
     kind: str

@@ -109,7 +109,7 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
     rows = [row for row in _group(difference.by_module(measure), measure) if _counts(row)]
     others = [other for other in MEASURES if other != measure]
     columns = (
-        words("module", form=lambda name: printable_short(name) or "model"),
+        words("module", form=lambda name: printable_short(name) or "model", keep=True),
         words("change"),
         words("class", form=printable_short),
         *_number_columns(),
