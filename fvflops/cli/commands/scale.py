@@ -14,17 +14,18 @@ import torch
 from fvflops import paths
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import LoadedModel, load_function, load_model
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write_report
 from fvflops.counting.metrics import METRICS
 from fvflops.features.generation.generation import check_generation_metric, generation_cost
 from fvflops.features.scaling import plot as scaling_plot
-from fvflops.features.scaling import report
 from fvflops.features.scaling.model import CostExpression
+from fvflops.features.scaling.report import generation_report, scaling_report
 from fvflops.features.scaling.scaling import Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.document import Document
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
 from fvflops.units import format_quantity
@@ -53,7 +54,6 @@ class Template:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops scale`."""
     add_model(parser)
-    add_output(parser)
     add_run(parser)
     parser.add_argument(
         "--vary",
@@ -68,19 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=N,...",
         help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
     )
-    parser.add_argument(
-        "--metric", default="flops", metavar="M", help="flops, macs, activations or parameters; default: flops"
-    )
+    parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
     add_backward(parser)
     add_depth(parser, default=1)
-    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    add_report(parser)
     add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tell how the cost of the model that the arguments name scales; return the exit code."""
-    if arguments.format not in report.FORMATS:
-        raise ValueError(f"no format is called {arguments.format!r}: take one of {', '.join(report.FORMATS)}")
     if arguments.metric not in METRICS:
         raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
     if arguments.generate is not None:
@@ -88,16 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     if arguments.generate is not None:
-        text, title, drawn = _generate(arguments, table)
+        document, drawn = _generate(arguments, table)
     else:
-        text, title, drawn = _scale(arguments, table)
+        document, drawn = _scale(arguments, table)
     if kind is not None:
-        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=title))
-    write(text, arguments.output)
+        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=document.title))
+    write_report(document, arguments)
     return 0
 
 
-def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     vary = parse_sizes(arguments.vary)
     model, inputs, kwargs = _find_source(arguments, vary)
     cost = cost_of(
@@ -111,14 +107,11 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str
         assume=parse_assumptions(arguments.assume),
         loss=sum_results if arguments.backward else None,
     )
-    what = "a forward and a backward pass" if arguments.backward else "a forward run"
-    title = _title(arguments, table, what)
-    if arguments.format == "json":
-        return report.render_json(cost, title=title), title, [cost]
-    return report.render(cost, title=title, depth=arguments.depth), title, [cost]
+    what = "a forward and a backward pass" if arguments.backward else "a forward pass"
+    return scaling_report(cost, title=_write_title(arguments, table, what), depth=arguments.depth), [cost]
 
 
-def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     for option in ("vary", "input", "assume"):
         if getattr(arguments, option):
             raise ValueError(f"--generate runs the model over its own tokens: leave --{option} out")
@@ -137,16 +130,15 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, 
     )
     texts = "" if cost.batch == 1 else f" of each of {format_quantity(cost.batch, 'text')}"
     what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{texts}"
-    title = _title(arguments, table, what)
-    render = report.render_generation_json if arguments.format == "json" else report.render_generation
-    return render(cost, title=title), title, [cost.prefill, cost.decode]
+    return generation_report(cost, title=_write_title(arguments, table, what)), [cost.prefill, cost.decode]
 
 
-def _title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
+def _write_title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
     if arguments.metric == "parameters":
-        return f"{printable(arguments.model)}: parameters."
-    of = "" if arguments.metric != "flops" else f" (a multiply-add is {format_quantity(table.multiply_add, 'flop')})"
-    return f"{printable(arguments.model)}: {arguments.metric} of {what}, in the convention {printable(table.name)}{of}."
+        return f"{printable(arguments.model)}: parameters"
+    unit = "" if arguments.metric != "flops" else f" (a MAC is {format_quantity(table.multiply_add, 'FLOP')})"
+    metric = METRICS[arguments.metric].title
+    return f"{printable(arguments.model)}: {metric} of {what}, convention {printable(table.name)}{unit}"
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, Sizes, format_sizes
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
@@ -51,7 +52,7 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
         values = [cost.polynomial.at(_insert(others, place, size)) for size in steps]
         panel.plot(steps, [float(value) for value in values], color="#4269d0", label="polynomial")
     panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
-    panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=cost.metric)
+    panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=METRICS[cost.metric].title)
     for scale in (panel.xaxis, panel.yaxis):
         _write_ticks(scale)
     names = tuple(name for name in cost.names if name != axis.name)
