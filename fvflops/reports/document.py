@@ -146,7 +146,7 @@ class Table:
             return note
         place = [column.key for column in self.columns].index(self.summed)
         column = self.columns[place]
-        value: Any = sum(row[place] or 0 for row in rows[top:])  # type: ignore[misc]
+        value: Any = sum(row[place] or 0 for row in rows[top:])
         return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
 
     def records(self) -> list[dict[str, Value]]:

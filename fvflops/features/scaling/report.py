@@ -97,7 +97,9 @@ def _list_modules(cost: CostExpression, depth: int) -> Table:
         exponents for part in shown.values() if part.polynomial is not None for exponents, _ in part.polynomial.terms
     }
     ordered = sorted(terms, key=lambda exponents: (sum(exponents), exponents), reverse=True)
-    rows = [(name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()]
+    rows: list[tuple[Value, ...]] = [
+        (name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()
+    ]
     columns = (modules(), *(_term_column(cost, exponents) for exponents in ordered), words("note"))
     return Table(
         "modules",
