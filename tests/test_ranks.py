@@ -395,7 +395,7 @@ def test_a_function_splits_any_model():
         ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
         ({}, 0, "a mesh has axes from .*, not none"),
         ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
-        ({"pp": 2, "fsdp": 2}, 0, "when FSDP2 gathers and reduces is the schedule's choice"),
+        ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
     ],
     ids=["rank", "axis", "none", "size", "fsdp", "stages"],

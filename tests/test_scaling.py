@@ -291,7 +291,7 @@ def linear(batch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vary": {"batch": (7, 7)}}, "batch=7..7 holds one size alone"),
+        ({"vary": {"batch": (7, 7)}}, "batch=7..7 has one size"),
         ({"vary": {"batch": (9, 1)}}, "batch=9..1 is empty"),
         ({"vary": {"batch": range(5, 5)}}, "batch=range.5, 5. is empty"),
         ({"vary": {"batch": (0, 4)}}, "a size is at least 1"),
@@ -567,7 +567,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         (["zoo:gpt2"], "scale needs sizes to vary"),
         (["zoo:gpt2", "--vary", "seq=1-9"], "--vary seq=1-9: write a name and its first and last size"),
         (["zoo:gpt2", "--vary", "seq=9..1"], "seq=9..1 is empty"),
-        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 holds one size alone"),
+        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 has one size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--vary", "seq=1..4"], "seq is varied already"),
         (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: nothing takes this size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),

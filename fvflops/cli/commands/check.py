@@ -1,4 +1,4 @@
-"""`fvflops check`: whether a model keeps to its budget; with --update, what it costs becomes the budget."""
+"""`fvflops check`: compare a model with its budget, or update the budget."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops check`."""
     add_model(parser)
     add_run(parser)
-    parser.set_defaults(table=None)  # that of the budget
+    parser.set_defaults(table=None)  # the budget's
     parser.add_argument("--budget", required=True, metavar="FILE", help="the YAML file with the budgets of models")
     parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
-    parser.add_argument("--update", action="store_true", help="write what the model costs now into the file")
+    parser.add_argument("--update", action="store_true", help="write the model's costs into the file")
     parser.add_argument(
-        "--depth", type=parse_depth, metavar="N", help="with --update: note the flops of modules down to this level too"
+        "--depth",
+        type=parse_depth,
+        metavar="N",
+        help="with --update: also the FLOPs of modules down to this level",
     )
     parser.add_argument("--summary", metavar="FILE", help="append the verdict in Markdown, as to $GITHUB_STEP_SUMMARY")
     add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare a model with its budget and say how it compares; return 1 if it does not keep to it, else 0."""
+    """Compare a model with its budget, or update it; return 1 where the model is not within its budget, else 0."""
     if arguments.depth is not None and not arguments.update:
         raise ValueError("--depth says what --update writes: give both")
     name = arguments.name or arguments.model

@@ -1,4 +1,4 @@
-"""`fvflops diff`: what changed in the cost of a model, by module and operator."""
+"""`fvflops diff`: differences in cost between two models, by module and operator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
     parser.add_argument(
-        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ; as --input"
+        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
-    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs; as --config")
+    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
     add_assume(parser)
     add_run(parser)
     parser.add_argument(
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)
-    # A file has inputs of its own: those of A are not meant for it.
+    # A file has inputs of its own, so those of A do not apply.
     is_file = arguments.other.endswith(FILES)
     second = open_analysis(
         arguments.other,

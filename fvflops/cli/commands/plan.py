@@ -1,4 +1,4 @@
-"""`fvflops plan`: what one rank of a mesh of any size computes and sends in a training step."""
+"""`fvflops plan`: compute and communication of one rank of a mesh in a training step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
     parser.add_argument(
-        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that splits the model"
+        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that shards the model"
     )
     parser.add_argument(
-        "--sequence-parallel", action="store_true", help="split the sequence over tp too, between the layers"
+        "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
     )
     parser.add_argument(
-        "--microbatches", type=int, default=1, metavar="N", help="how often the inputs go through in a step; default: 1"
+        "--microbatches",
+        type=int,
+        default=1,
+        metavar="N",
+        help="microbatches of a step; default: 1",
     )
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
     parser.add_argument("--device", default=None, help="the device whose kernels are shown: cpu or cuda")
@@ -71,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return axis → size of a `--mesh` text, outermost first; a mistake raises ValueError that replays the text.
+    """Return axis → size of a `--mesh` text, outermost first; a mistake raises ValueError.
 
     >>> parse_mesh("dp=128,tp=8")
     {'dp': 128, 'tp': 8}

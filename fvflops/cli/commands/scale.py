@@ -1,4 +1,4 @@
-"""`fvflops scale`: a model counted at several sizes, and the polynomial that its cost is in them."""
+"""`fvflops scale`: count a model at several sizes and fit the polynomial of its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KEYS = ("prompt", "new", "batch")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One input with names of sizes in the place of some of its numbers."""
+    """An input shape with names of sizes in place of some numbers."""
 
     name: str | None
     axes: tuple[str | int, ...]
@@ -60,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=A..B[:STEP]",
-        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in the place of a number of --input, an "
-        "argument of FACTORY, or a size of the inputs that the model's library gives; may be repeated",
+        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a number of --input, an "
+        "argument of FACTORY, or a size of the default inputs of a library's model; may be repeated",
     )
     parser.add_argument(
         "--generate",
         metavar="KEY=N,...",
-        help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
+        help="instead: cost of generating text by a transformers model, such as prompt=128,new=256,batch=1",
     )
     parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
     add_backward(parser)
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell how the cost of the model that the arguments name scales; return the exit code."""
+    """Report how the cost of a model scales; return the exit code."""
     if arguments.metric not in METRICS:
         raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
     if arguments.generate is not None:
@@ -114,7 +114,7 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
 def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     for option in ("vary", "input", "assume"):
         if getattr(arguments, option):
-            raise ValueError(f"--generate runs the model over its own tokens: leave --{option} out")
+            raise ValueError(f"--generate makes the model's inputs itself: leave --{option} out")
     if arguments.backward:
         raise ValueError("--generate has no backward pass: leave --backward out")
     sizes = parse_generation(arguments.generate)
@@ -142,7 +142,7 @@ def _write_title(arguments: argparse.Namespace, table: FormulaTable, what: str) 
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
-    """Return the sizes that `--vary` texts give; a mistake raises ValueError that replays the text.
+    """Return the sizes of `--vary` texts; a mistake raises ValueError.
 
     >>> parse_sizes(["batch=1..64", "size=224..1024:32"])
     {'batch': (1, 64, 1), 'size': (224, 1024, 32)}
@@ -164,7 +164,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
 
 
 def parse_generation(text: str) -> dict[str, int]:
-    """Return the sizes that a `--generate` text gives.
+    """Return the sizes of a `--generate` text.
 
     >>> parse_generation("prompt=128,new=256")
     {'prompt': 128, 'new': 256}
@@ -182,7 +182,7 @@ def parse_generation(text: str) -> dict[str, int]:
 
 
 def parse_template(text: str, names: Sequence[str]) -> Template:
-    """Return the input that `[NAME=]SHAPE[:DTYPE]` describes, in which names may stand for numbers.
+    """Return the input of `[NAME=]SHAPE[:DTYPE]`, with names of sizes in place of numbers.
 
     >>> parse_template("ids=batch,seq:int64", ["batch", "seq"])
     Template(name='ids', axes=('batch', 'seq'), dtype='int64')
@@ -203,7 +203,7 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 
 
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
-    """Return the model, its inputs and its keyword arguments, as they are or as functions of the sizes."""
+    """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
     factory = _find_factory(arguments.model, vary)
     if factory is None:
@@ -223,7 +223,7 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
 
 
 def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., Any], list[str]] | None:
-    """Return the function that MODEL names, and the varied sizes that it takes, or None where it takes none."""
+    """Return MODEL's function and the varied sizes among its arguments, or None where there are none."""
     if model.partition(":")[0] in ("zoo", "timm", "torchvision", "transformers"):
         return None
     if not model.rpartition(":")[0]:
@@ -238,7 +238,7 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
 ) -> tuple[LoadedModel, list[Template]]:
-    """Return the model, and its inputs with names for sizes: those given, or those that its library says it takes."""
+    """Return the model, and its inputs with names for sizes: those given, or its library's default."""
     least = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(least)) for template in templates]
     subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
@@ -253,10 +253,10 @@ def _load(
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
-    """Return an input with the usual names in the place of its sizes, as far as these are varied.
+    """Return an input with the usual names in place of its sizes, where these are varied.
 
-    Text is (batch, seq), or (batch, target) for a decoder's; pictures (batch, channels, size, size), or height and
-    width where one is asked for; films have frames before those; else the last axis is frames or samples.
+    Text is (batch, seq), or (batch, target) for a decoder's; images are (batch, channels, size, size), or with height
+    and width where one is varied; videos have frames before those; else the last axis is frames or samples.
 
     >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
     (1, 3, 'size', 'size')

@@ -1,4 +1,4 @@
-"""The diff: what a change of a model changed in its cost."""
+"""Compare the costs of two models, Traces or files."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def diff(
     names: tuple[str, str] | None = None,
     **options: Any,
 ) -> PrintedDifference:
-    """Return what is different in `b`: flops, multiply-adds, activations and parameters by module and by operator.
+    """Return the differences of `b` from `a` in FLOPs, MACs, activations and parameters, by module and operator.
 
     Each of `a` and `b` is a Trace, an analysis (of which only the Trace is taken), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
-    file. `names` are what the report calls them. `options` are those of FlopCountAnalysis. Renamed modules are matched;
-    `fvflops.features.diff.module_matching` has the rule. A file that cannot be read raises TraceError or ValueError.
+    file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
+    by the rule of `fvflops.features.diff.module_matching`. A file that cannot be read raises TraceError or ValueError.
 
     >>> import torch
     >>> def net(width):
@@ -82,7 +82,7 @@ def diff(
 def diff_traces(
     first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
 ) -> PrintedDifference:
-    """Return what is different in the second of two Traces, counted by a table."""
+    """Return the differences of the second of two Traces, counted by a table."""
     runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
     found = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
     return PrintedDifference(**{part.name: getattr(found, part.name) for part in fields(found) if part.init})
