@@ -123,12 +123,14 @@ def format_share(share: float) -> str:
 
 
 def format_change(share: float) -> str:
-    """Return a difference as a percentage of what it is compared with, three digits and the sign.
+    """Return a relative difference as a percentage with three digits, those before the point all kept, and its sign.
 
-    >>> format_change(0.5), format_change(-0.00168), format_change(0)
-    ('+50%', '-0.168%', '0%')
+    >>> format_change(0.5), format_change(-0.00168), format_change(1099.4), format_change(0)
+    ('+50%', '-0.168%', '+109,940%', '0%')
     """
-    return f"{100 * share:+.3g}%" if share else "0%"
+    if not share:
+        return "0%"
+    return f"{100 * share:+,.0f}%" if abs(share) >= 9.995 else f"{100 * share:+.3g}%"
 
 
 def format_seconds(seconds: float) -> str:

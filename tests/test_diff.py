@@ -508,5 +508,5 @@ def test_the_order_and_the_number_of_rows_are_those_of_both_tables(two_traces, c
     assert [int(row["parameters"]) for row in rows] == [80, 64, 40]
     assert main(["diff", two_traces[0], two_traces[0], "--sort", "parameters", "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "module,change,class,before,after,difference,ratio,macs,activations,parameters"
+        "module,change,class,before,after,difference,ratio,activations,parameters,macs"
     ]

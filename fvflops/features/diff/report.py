@@ -107,7 +107,7 @@ def _list_totals(difference: ModelDifference) -> Table:
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
     """Return the modules with a difference in any measure."""
     rows = [row for row in _group(difference.by_module(measure), measure) if _counts(row)]
-    others = [other for other in MEASURES if other != measure]
+    others = _order_others(measure, MEASURES)
     columns = (
         words("module", form=lambda name: printable_short(name) or "model", keep=True),
         words("change"),
@@ -138,7 +138,7 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
 
 def _list_operators(difference: ModelDifference, measure: str) -> Table:
     operators = difference.by_operator(measure)
-    others = [other for other in (*MEASURES[:3], "calls") if other != measure]
+    others = _order_others(measure, (*MEASURES[:3], "calls"))
     statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
     columns = (
         words("operator", form=printable_short),
@@ -164,6 +164,11 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
         summed="difference",
         hidden=hidden if set(statuses) - set(_PLAIN) else [*hidden, "status"],
     )
+
+
+def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
+    """Return the other measures, FLOPs and MACs last, since one of them says much of what the other does."""
+    return sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
 
 
 def _number_columns() -> tuple[Column, ...]:

@@ -156,7 +156,7 @@ def _list_runs(cost: CostExpression) -> Table:
         number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
         words("used"),
     )
-    rows = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
+    rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
     return Table("runs", columns, rows, noun="run", hidden=["used"] if cost.polynomial is None else [])
 
 
@@ -174,11 +174,10 @@ def _list_parts(cost: GenerationCost) -> Table:
         number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
         number("share", form=format_share),
     )
-    shares = [count / cost.total if cost.total else None for _, _, count in rows]
     return Table(
         "parts",
         columns,
-        [(*row, share) for row, share in zip(rows, shares, strict=True)],
+        [(part, cache, count, count / cost.total if cost.total else None) for part, cache, count in rows],
         total=("whole", None, cost.total, 1.0 if cost.total else None),
         noun="part",
     )

@@ -86,7 +86,7 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
         need = max((display_width(row[place]) for row in rows), default=0)
         needs.append(
             max(
-                min(need, _SHORTEST) if column.words else need,
+                min(need, width // 3 if column.keep else _SHORTEST) if column.words else need,
                 display_width(column.heading),
             )
         )
