@@ -72,15 +72,6 @@ def list_ops(calls: Mapping[str, int]) -> str:
     return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
 
 
-def markdown_name(name: str) -> str:
-    """Return a name as a sentence of GitHub's Markdown has it, cut to 120 characters.
-
-    >>> markdown_name("a|b"), len(markdown_name("x" * 10_000))
-    ('a\\\\|b', 121)
-    """
-    return escape_markdown(truncate(name, _LONGEST))
-
-
 def escape_latex(name: str) -> str:
     r"""Return a name so that it reads as itself in LaTeX's text and tables; letters of all scripts stay as they are.
 
@@ -107,7 +98,6 @@ __all__ = [
     "escape_latex",
     "escape_markdown",
     "list_ops",
-    "markdown_name",
     "neutralise_formula",
     "plain_name",
     "printable",
