@@ -59,6 +59,15 @@ def format_short(count: float) -> str:
     return f"{rounded / unit:.12g}{suffix}"
 
 
+def format_signed(difference: float) -> str:
+    """Return a difference as `format_short` writes it, with its sign.
+
+    >>> format_signed(50_331_648), format_signed(-43_000), format_signed(0)
+    ('+50.3M', '-43K', '0')
+    """
+    return f"{'+' if difference > 0 else ''}{format_short(difference)}"
+
+
 def format_in(count: float, power: int) -> str:
     """Return a count in the unit 10**power, with three figures or, before the point, more; none is made up.
 
@@ -102,6 +111,26 @@ def format_percent(part: int, whole: int) -> str:
     if part and not tenths:
         return "<0.1%"
     return f"{tenths / 10:.1f}%"
+
+
+def format_share(share: float) -> str:
+    """Return a share of a whole as `format_percent` writes it.
+
+    >>> format_share(1 / 3), format_share(0), format_share(1e-6)
+    ('33.3%', '0.0%', '<0.1%')
+    """
+    return "<0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
+
+
+def format_change(share: float) -> str:
+    """Return a relative difference as a percentage with three digits, those before the point all kept, and its sign.
+
+    >>> format_change(0.5), format_change(-0.00168), format_change(1099.4), format_change(0)
+    ('+50%', '-0.168%', '+109,940%', '0%')
+    """
+    if not share:
+        return "0%"
+    return f"{100 * share:+,.0f}%" if abs(share) >= 9.995 else f"{100 * share:+.3g}%"
 
 
 def format_seconds(seconds: float) -> str:

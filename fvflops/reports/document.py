@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
-from fvflops.units import format_short
+from fvflops.units import format_short, format_signed
 from fvflops.views.ranking import check_sort, check_top, natural_key, truncation_note
 
 # What a cell holds; None is a value that is not known, or that this row does not have.
-Value = str | int | float | bool | None
+Value = str | int | float | bool | Fraction | None
 NAME = "name"
 
 
@@ -20,7 +21,8 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model.
+    a parent before its children, "" being the model. `signed` numbers are sorted by magnitude. Words to `keep` are
+    shortened after those of other columns.
     """
 
     key: str
@@ -29,6 +31,8 @@ class Column:
     words: bool = False
     missing: str = ""
     tree: bool = False
+    signed: bool = False
+    keep: bool = False
 
     def show(self, value: Value) -> str:
         """Return a value as people read it, not yet escaped for any format."""
@@ -37,9 +41,11 @@ class Column:
         return self.form(value) or ("model" if self.tree else "")
 
 
-def words(key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "") -> Column:
+def words(
+    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", keep: bool = False
+) -> Column:
     """Return a column of names or other text."""
-    return Column(key, heading or key, form, words=True, missing=missing)
+    return Column(key, heading or key, form, words=True, missing=missing, keep=keep)
 
 
 def modules(key: str = "module") -> Column:
@@ -62,12 +68,22 @@ def number(
     return Column(key, heading or key, form, missing=missing)
 
 
+def difference(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
+    """Return a column of differences, which have a sign and are sorted by magnitude.
+
+    >>> difference("flops").show(-12_845_056)
+    '-12.8M'
+    """
+    return Column(key, heading or key, form, signed=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of exact values; each has a value for each column.
 
     `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
-    note that says how many rows are not shown.
+    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives. The
+    columns whose keys are `hidden` are in data formats alone.
 
     >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -82,6 +98,8 @@ class Table:
     total: Sequence[Value] | None = None
     notes: Sequence[str] = ()
     noun: str = "row"
+    summed: str = ""
+    hidden: Collection[str] = ()
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table with its largest values first, and `top` rows of it.
@@ -91,21 +109,45 @@ class Table:
         """
         check_top(top)
         columns, rows = self.columns, list(self.rows)
+        keys = [column.key for column in columns]
         if sort is not None:
-            keys = [column.key for column in columns]
             check_sort(sort, keys if NAME in keys else [*keys, NAME])
             place = keys.index(sort) if sort in keys else 0
             if columns[place].words:
                 rows.sort(key=lambda row: natural_key(str(row[place] or "")))
             else:
-                rows.sort(key=lambda row: _descending(row[place]))
+                rows.sort(key=lambda row: _descending(row[place], signed=columns[place].signed))
             columns = [replace(column, tree=False, form=_or_model) if column.tree else column for column in columns]
         return replace(
             self,
             columns=columns,
             rows=rows[:top],
-            notes=(*self.notes, *truncation_note(rows, top, self.noun)),
+            notes=(*self.notes, *self._describe_rest(rows, top)),
         )
+
+    def shown(self) -> Table:
+        """Return the table that people read, without its hidden columns."""
+        places = [place for place, column in enumerate(self.columns) if column.key not in self.hidden]
+        return replace(
+            self,
+            columns=[self.columns[place] for place in places],
+            rows=[[row[place] for place in places] for row in self.rows],
+            total=None if self.total is None else [self.total[place] for place in places],
+            hidden=(),
+        )
+
+    def has(self, key: str) -> bool:
+        """Return whether the rows can be sorted by a key."""
+        return key == NAME or any(column.key == key for column in self.columns)
+
+    def _describe_rest(self, rows: Sequence[Sequence[Value]], top: int | None) -> list[str]:
+        note = truncation_note(rows, top, self.noun)
+        if not note or not self.summed:
+            return note
+        place = [column.key for column in self.columns].index(self.summed)
+        column = self.columns[place]
+        value: Any = sum(row[place] or 0 for row in rows[top:])
+        return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
 
     def records(self) -> list[dict[str, Value]]:
         """Return each row as column key → value."""
@@ -144,8 +186,10 @@ def _indent(names: Sequence[str]) -> list[str]:
     return shown
 
 
-def _descending(value: Value) -> tuple[bool, float]:
-    return (True, 0) if value is None else (False, -float(value))
+def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
+    if value is None:
+        return True, 0
+    return False, -abs(float(value)) if signed else -float(value)
 
 
 def _or_model(name: str) -> str:
@@ -167,23 +211,38 @@ Part = str | Items | Table
 class Document:
     """What a command reports; `kind` is its name in JSON, "fvflops.KIND".
 
-    `parts` stand in their order: a string is a paragraph. CSV has the table named `main`, or the first one. `data` is
-    what JSON holds in place of the tables, where there is more to say than they do.
+    `parts` stand in their order: a string is a paragraph. CSV has the table named `main`, or the first one; the tables
+    named in `also` are sorted and cut as that is. `data` is what JSON holds in place of the tables, where there is more
+    to say than they do.
     """
 
     kind: str
     title: str = ""
     parts: Sequence[Part] = ()
     main: str = ""
+    also: Collection[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
-        """Return the document with its main table in an order, as `Table.ranked` gives it."""
+        """Return the document with its main table in an order, as `Table.ranked` gives it, and those of `also`.
+
+        Of these a table without the column `sort` keeps its order.
+        """
         if sort is None and top is None:
             return self
         main = self.main_table()
-        ranked = main.ranked(sort=sort, top=top)
-        return replace(self, parts=[ranked if part is main else part for part in self.parts])
+        parts: list[Part] = []
+        for part in self.parts:
+            if isinstance(part, Table) and (part is main or part.name in self.also):
+                key = sort if sort is None or part is main or part.has(sort) else None
+                part = part.ranked(sort=key, top=top)
+            parts.append(part)
+        return replace(self, parts=parts)
+
+    def shown(self) -> list[Part]:
+        """Return the parts that people read: without hidden columns, and without tables of no rows or columns."""
+        parts = [part.shown() if isinstance(part, Table) else part for part in self.parts]
+        return [part for part in parts if not isinstance(part, Table) or (part.rows and part.columns)]
 
     def tables(self) -> list[Table]:
         """Return the tables in their order."""

@@ -7,8 +7,10 @@ instead of obeying it. In a table on a terminal what is very long is cut.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fvflops.text import printable, printable_short, truncate
+from fvflops.units import format_quantity
 
 _LONGEST = 120  # characters of a name in a sentence
 
@@ -61,13 +63,13 @@ def plain_name(name: str) -> str:
     return printable(truncate(name, _LONGEST))
 
 
-def markdown_name(name: str) -> str:
-    """Return a name as a sentence of GitHub's Markdown has it, cut to 120 characters.
+def list_ops(calls: Mapping[str, int]) -> str:
+    """Return ops with their calls, as a sentence has them.
 
-    >>> markdown_name("a|b"), len(markdown_name("x" * 10_000))
-    ('a\\\\|b', 121)
+    >>> list_ops({"mylib::scan": 2, "mylib::gather": 1})
+    'mylib::scan (2 calls), mylib::gather (1 call)'
     """
-    return escape_markdown(truncate(name, _LONGEST))
+    return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
 
 
 def escape_latex(name: str) -> str:
@@ -95,7 +97,7 @@ def neutralise_formula(name: str) -> str:
 __all__ = [
     "escape_latex",
     "escape_markdown",
-    "markdown_name",
+    "list_ops",
     "neutralise_formula",
     "plain_name",
     "printable",

@@ -14,6 +14,8 @@ import torch
 from fvflops.cli import main
 from fvflops.cli.inputs import parse_input
 from fvflops.reports import json as json_report
+from fvflops.reports.formats import FORMATS
+from tests.support.reports.report_formats import check_report
 
 FACTORY = """
 import torch
@@ -268,7 +270,7 @@ def test_ops_lists_and_explains(capsys):
     assert "aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor" in out
     assert "macs" in out and "example" in out and "default.yaml:" in out
     code, out, _ = run(capsys, "ops", "aten::add.Tensor")
-    assert code == 0 and "omitted" in out
+    assert code == 0 and "ignored" in out
     for name, message in (
         ("aten::lineer", "'aten::linear'"),
         ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
@@ -276,19 +278,19 @@ def test_ops_lists_and_explains(capsys):
         code, out, err = run(capsys, "ops", name)
         assert (code, out) == (2, "") and message in err
     code, out, _ = run(capsys, "ops", "conv2d")
-    assert code == 0 and "no row, so it is looked into" in out
+    assert code == 0 and "no row, so it is decomposed" in out
     torch.library.custom_op("fvflops_cli_ops::scan", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor")
     code, out, _ = run(capsys, "ops", "fvflops_cli_ops::scan")
-    assert code == 0 and "no row, so it is unknown" in out
+    assert code == 0 and "no row, so it is unsupported" in out
 
 
 def test_ops_tells_the_constants_that_a_row_uses_and_what_a_module_covers(capsys, tmp_path):
     code, out, _ = run(capsys, "ops", "gelu", "--table", "exact")
-    assert code == 0 and "flops:       numel(out)*(" in out and "  constants:   erf = 8, tanh = 8\n" in out
+    assert code == 0 and "\nflops: numel(out)*(" in out and "\nconstants: erf = 8, tanh = 8\n" in out
     path = tmp_path / "mine.yaml"
     path.write_text("modules:\n  torch.nn.LSTM: {flops: 1, covers: false}\n")
     code, out, _ = run(capsys, "ops", "torch.nn.LSTM", "--table", str(path))
-    assert code == 0 and "covers:      false, what runs inside is counted too" in out
+    assert code == 0 and "\ncovers: false, so ops inside are counted too\n" in out
 
 
 def test_ops_of_a_users_table(capsys, tmp_path):
@@ -300,9 +302,27 @@ def test_ops_of_a_users_table(capsys, tmp_path):
     assert code == 0 and f"{path}:2" in out
     path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}\n')
     code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
-    assert code == 1 and f"{path}:2: aten::gelu: the example '2 3 = 47' costs 48" in out
+    assert code == 1 and f"{path}:2: aten::gelu: the example '2 3 = 47' costs 48" in " ".join(out.split())
     path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 48"}\n')
-    assert run(capsys, "ops", "--check", "--table", str(path))[:2] == (0, f"{path}: 1 of 1 examples hold\n")
+    code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
+    assert (code, out.split()) == (0, f"{path}: 1 of 1 examples hold".split())
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_what_a_table_says(capsys, tmp_path, format):
+    path, long = tmp_path / "mine.yaml", "package." + "of_a_long_name_" * 12
+    gelu = 'aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}'
+    path.write_text(f"ops:\n  {gelu}\nmodules:\n  {long}: {{macs: 1}}\n")
+    for arguments, code in ([], 0), ([long], 0), (["--check"], 1):
+        options = ["--table", str(path), "--format", format, "--sort", "name", "--top", "1"]
+        done, out, _ = run(capsys, "ops", *arguments, *options)
+        written = check_report(format, out, "examples" if code else "ops")
+        assert done == code
+        if format in ("csv", "json"):
+            rows = written if format == "csv" else written["tables"]["examples" if code else "rows"]["rows"]
+            assert [row["op"] for row in rows] == [long if arguments == [long] else "aten::gelu"]
+        elif code:
+            assert "0 of 1 examples hold" in " ".join(written.split()) and "costs 48" in written
 
 
 def test_a_wrong_command_line_exits_with_2(capsys):

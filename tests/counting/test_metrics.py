@@ -60,7 +60,7 @@ def test_a_metric_of_one_entry_has_a_budget_and_a_scale(tmp_path, capsys):
     (tmp_path / "budget.yaml").write_text(f"models: {{net: {{double: {FIRST + LAST - 1}}}}}\n")
     budget = ["check", "net.py:build", "--name", "net", "--budget", "budget.yaml"]
     assert main(budget) == 1
-    assert "double" in capsys.readouterr().out
+    assert "\nDoubles  max       287     288" in capsys.readouterr().out
     (tmp_path / "budget.yaml").write_text(f"models: {{net: {{double: {FIRST + LAST}}}}}\n")
     assert main(budget) == 0
     capsys.readouterr()

@@ -3,8 +3,10 @@
 import configparser
 import importlib
 import os
+import re
 import subprocess
 import sys
+from collections import OrderedDict
 from fractions import Fraction
 
 import pytest
@@ -15,8 +17,10 @@ from fvflops.cli import main
 from fvflops.features.budget.budget_file import load_budgets, make_limit, parse_budgets, update_text
 from fvflops.features.budget.model import Limit
 from fvflops.formulas import TableError
+from fvflops.reports.formats import FORMATS
 from fvflops.units import parse_share, parse_size
 from tests.support.checkout import ROOT
+from tests.support.reports.report_formats import check_report
 
 pytest_plugins = ["pytester"]
 
@@ -175,7 +179,7 @@ def test_a_limit_that_a_program_says_is_checked():
 def test_a_model_that_keeps_to_its_budget_passes(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unknown: 0}}")
     assert check() == 0
-    assert "net keeps to its budget, by the table default." in capsys.readouterr().out
+    assert "net is within its budget (convention default)." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("figure", [*NARROW, "memory"])
@@ -187,7 +191,7 @@ def test_each_figure_is_limited(figure, folder, capsys):
     for limit, code in ((value, 0), (value - 1, 1)):
         (folder / "budget.yaml").write_text(f"models: {{net: {{{figure}: {limit}}}}}")
         assert check() == code
-    assert "OVER BUDGET: net costs more than it may, by the table default." in capsys.readouterr().out
+    assert "OVER BUDGET: net costs more than allowed (convention default)." in capsys.readouterr().out
 
 
 def test_a_model_over_its_budget_is_told_by_how_much_and_where(folder, capsys):
@@ -195,22 +199,29 @@ def test_a_model_over_its_budget_is_told_by_how_much_and_where(folder, capsys):
     capsys.readouterr()
     assert check("--summary", "summary.md", model="net.py:wide") == 1
     said = capsys.readouterr().out
-    assert ["flops", "max", "144", "288", "+144", "(+100%)", "OVER"] in [line.split() for line in said.splitlines()]
-    assert "Of the modules, these grew most in flops: 0 +96 (96 → 192, +100%); 2 +48 (48 → 96, +100%)." in said
-    assert "Of the operators, these grew most in flops: linear +144 (144 → 288, +100%)." in said
+    rows = [line.split() for line in said.splitlines()]
+    assert ["FLOPs", "max", "144", "288", "+144", "+100%", "OVER"] in rows
+    modules = rows.index(["FLOPs", "of", "the", "modules", "that", "grew", "most"])
+    assert rows[modules + 3 : modules + 6] == [
+        ["0", "96", "192", "+96", "+100%"],
+        ["2", "48", "96", "+48", "+100%"],
+        [],
+    ]
+    operators = rows.index(["FLOPs", "of", "the", "operators", "that", "grew", "most"])
+    assert rows[operators + 3 :] == [["linear", "144", "288", "+144", "+100%"]]
     summary = (folder / "summary.md").read_text()
     assert summary.startswith("### ❌ OVER BUDGET: net costs more")
-    assert "| flops | max 144 | 288 | +144 (+100%) | OVER |" in summary
+    assert "| FLOPs | max | 144 | 288 | +144 | +100% | OVER |" in summary
     assert check("--summary", "summary.md") == 0
-    assert (folder / "summary.md").read_text().startswith(summary + "### ✅ net keeps")  # appended
+    assert (folder / "summary.md").read_text().startswith(summary + "### ✅ net is within")  # appended
 
 
 def test_less_than_exact_is_no_match(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150}}}")
     assert check() == 1
     said = capsys.readouterr().out
-    assert "OFF BUDGET: net is not what its budget says exactly" in said
-    assert "-6 (-4%)  UNDER" in said
+    assert "OFF BUDGET: net differs from its exact budget" in said
+    assert said.splitlines()[-1].split() == ["FLOPs", "exact", "150", "144", "-6", "-4%", "UNDER"]
     (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150, tolerance: 4%}}}")
     assert check() == 0
 
@@ -219,13 +230,13 @@ def test_unknown_ops_are_over_a_budget_of_none(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {unknown: 0}}")
     assert check(model="net.py:scan") == 1
     said = capsys.readouterr().out
-    assert "UNKNOWN, so missing from the numbers: fvflops_check::scan (2 calls)." in said
+    assert "Unsupported, so not counted: fvflops_check::scan (2 calls)." in said
 
 
 def test_numbers_that_look_alike_in_short_are_told_in_full(folder, capsys):
     (folder / "budget.yaml").write_text("models: {zoo:lenet5: {flops: 416_519}}")
     assert main(["check", "zoo:lenet5", "--budget", "budget.yaml"]) == 1
-    assert "max 416,519  416,520" in capsys.readouterr().out
+    assert "max    416,519  416,520          +1" in capsys.readouterr().out
 
 
 def test_a_saved_trace_is_checked_without_memory(folder, capsys):
@@ -264,6 +275,30 @@ def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_the_verdict(format, folder, capsys):
+    long = "a_projection_" + "of_a_long_name_" * 12
+    for width in (8, 16):
+        layers = OrderedDict([(long, torch.nn.Linear(4, width)), ("b", torch.nn.Linear(width, 2))])
+        trace = FlopCountAnalysis(torch.nn.Sequential(layers), torch.ones(3, 4)).trace()
+        (folder / f"{width}.json").write_text(trace.to_json())
+    for arguments, code in (["--update", "--depth", "1"], 0), ([], 1):
+        model = "8.json" if arguments else "16.json"
+        assert check(*arguments, "--format", format, "--sort", "name", model=model, name=long) == code
+        out = capsys.readouterr().out
+        written = check_report(format, out, "budget_update" if arguments else "budget")
+    if format == "csv":
+        assert [row["metric"] for row in written] == ["activations", "bytes", "flops", "macs", "parameters", "unknown"]
+        assert [(row["budget"], row["actual"]) for row in written][2:4] == [("144", "288")] * 2
+    elif format == "json":
+        assert written["modules"] == [
+            {"name": long, "before": 96, "after": 192},
+            {"name": "b", "before": 48, "after": 96},
+        ]
+    else:
+        assert "OVER BUDGET" in written and "FLOPs of the modules that grew most" in written
+
+
 # --- the update ---
 
 WRITTEN = """# What our models may cost.
@@ -300,26 +335,32 @@ def test_an_update_keeps_comments_and_says_what_changed(folder, capsys):
     (folder / "budget.yaml").write_text(WRITTEN)
     os.chmod("budget.yaml", 0o640)
     assert check("--update") == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "budget.yaml: net updated.",
-        "  flops: 1.2K → 144",
-        "  parameters: 57 → 58",
-        "  modules, gone: 7 → nothing",
-        "  modules, 0: 90 → 96",
-        "  modules, 2: nothing → 48",
-        "  operators: 1 noted",
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "budget.yaml: net updated."
+    assert [re.split(" {2,}", row) for row in rows] == [
+        ["entry", "before", "after"],
+        ["-------------", "-------", "-------"],
+        ["flops", "1.2K", "144"],
+        ["parameters", "57", "58"],
+        ["modules, gone", "7", "nothing"],
+        ["modules, 0", "90", "96"],
+        ["modules, 2", "nothing", "48"],
+        ["operators", "1 noted"],
     ]
     assert (folder / "budget.yaml").read_text() == REWRITTEN
     assert os.stat("budget.yaml").st_mode & 0o777 == 0o640
     assert sorted(os.listdir()) == ["budget.yaml", "net.py"] or "__pycache__" in os.listdir()
     assert check("--update") == 0
-    assert capsys.readouterr().out == "budget.yaml: net is as it stands there.\n"
+    assert capsys.readouterr().out == "budget.yaml: net is up to date.\n"
     assert (folder / "budget.yaml").read_text() == REWRITTEN
 
 
 def test_an_update_writes_a_new_file_and_adds_a_model(folder, capsys):
     assert check("--update") == 0
-    assert "budget.yaml: net added.\n  flops: 144\n" in capsys.readouterr().out
+    assert (
+        "budget.yaml: net added.\n\nentry        after\n-----------  -----\nflops        144\n"
+        in capsys.readouterr().out
+    )
     assert check("--update", "--table", "exact", model="net.py:wide", name="null: *x") == 0
     budgets = load_budgets("budget.yaml")
     assert list(budgets) == ["net", "null: *x"]
@@ -421,8 +462,8 @@ def test_the_plugin_fails_what_is_over_its_budget(project):
     result.assert_outcomes(passed=2, failed=4, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "OVER BUDGET: test_over costs more than it may, by the table default.",
-            "flops   max 144 +1%  162  +18 (+12.5%)  OVER",
+            "OVER BUDGET: test_over costs more than allowed (convention default).",
+            "FLOPs   max       144         1%     162         +18    +12.5%  OVER",
         ]
     )
     said = result.stdout.str()

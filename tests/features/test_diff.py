@@ -1,7 +1,10 @@
 """The difference of two runs: by hand for three real changes, modules under other names, and files that are none."""
 
+import csv
+import io
 import json
 import os
+import re
 import sys
 from collections import OrderedDict
 from contextlib import suppress
@@ -19,10 +22,12 @@ from fvflops.features.diff import report
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.module_matching import match_modules
 from fvflops.formulas import TableError
+from fvflops.reports.formats import FORMATS
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.git_repository import FACTORY, state_of
 from tests.support.git_repository import repository as repository
+from tests.support.reports.report_formats import check_report
 
 ROWS, WIDTH = 3, 8
 X = torch.ones(ROWS, 4)
@@ -78,7 +83,7 @@ def test_an_activation_is_exchanged():
     assert default.total() == (144, 144)
     (module,) = default.by_module()
     assert (module.name, module.kind, module.before_class, module.after_class) == ("1", "changed", "ReLU", "GELU")
-    assert "Changed, with the same figures: 1 (ReLU → GELU, with gelu)." in str(default)
+    assert "Changed at the same cost: 1 (ReLU → GELU, with gelu)." in str(default)
 
 
 def test_attention_is_made_grouped_query():
@@ -118,7 +123,7 @@ def test_equal_models_do_not_differ():
     assert not difference
     assert not difference.by_module()
     assert not difference.by_operator()
-    assert "No difference: 29 modules" in str(difference)
+    assert "No difference in 29 modules" in str(difference)
     assert json.loads(difference.to_json())["modules"] == []
 
 
@@ -150,7 +155,7 @@ def test_a_module_under_another_name_is_matched():
     assert matches(one, two) == {("first", "embed"), ("act", "relu")}
     difference = fvflops.diff(one, two, X)
     assert {module.kind for module in difference.by_module()} == {"renamed"}
-    assert "Renamed, and otherwise as before: first → embed, act → relu." in str(difference)
+    assert "Renamed only: first → embed, act → relu." in str(difference)
 
 
 def test_a_renamed_module_takes_those_inside_it_along():
@@ -162,7 +167,7 @@ def test_a_renamed_module_takes_those_inside_it_along():
     }
     text = str(difference)
     assert "stem → backbone." in text
-    assert "Renamed with a module around them: 3 modules." in text
+    assert "Renamed with their parents: 3 modules." in text
 
 
 def test_a_module_that_is_renamed_and_widened_is_one_change():
@@ -182,7 +187,7 @@ def test_what_stands_behind_an_inserted_module_moves_on():
 def test_layers_are_added_at_the_end():
     one, two = (nn.Sequential(*(nn.Linear(4, 4) for _ in range(count))) for count in (2, 4))
     assert matches(one, two) == {(None, "2"), (None, "3")}
-    assert "added   2–3 × 2" in str(fvflops.diff(one, two, X))
+    assert "2–3 × 2  added" in str(fvflops.diff(one, two, X))
 
 
 def test_a_wrapped_model_is_found_in_its_wrapper():
@@ -330,16 +335,17 @@ def test_unknown_ops_are_told():
     library.define("scan(Tensor x) -> Tensor")
     library.impl("scan", lambda x: x.clone(), "CompositeExplicitAutograd")
     difference = fvflops.diff(lambda x: x + 1, lambda x: torch.ops.fvflops_diff.scan(x) + 1, X)
-    assert "UNKNOWN after, so missing from the numbers: fvflops_diff::scan (1 call)." in str(difference)
+    assert "Unsupported after, so not counted: fvflops_diff::scan (1 call)." in str(difference)
     assert [operator.status for operator in difference.by_operator()] == ["unknown"]
+    assert re.search(r"\nscan +unsupported +0 +0 +0 +[+]1\n", str(difference))
 
 
 def test_another_measure_ranks():
     difference = fvflops.diff(net(8), net(16), X)
-    assert "parameters before" in report.render(difference, measure="parameters")
+    assert "Cost of the model: Parameters +56 (+96.6%)" in report.render(difference, measure="parameters")
     with pytest.raises(ValueError, match="ranked by one of"):
         report.render(difference, measure="time")
-    assert "and 1 more row, with +48 flops together" in report.render(difference, top=1)
+    assert "1 row more: difference +48." in report.render(difference, top=1)
 
 
 # --- the command line ---
@@ -377,7 +383,7 @@ def test_modules_of_one_name_in_two_folders_are_not_mixed_up(repository, capsys)
     (other / "net.py").write_text(FACTORY)
     (other / "width.py").write_text("WIDTH = 32")
     assert main(["diff", "models/net.py:build", "other/net.py:build", "--format", "markdown"]) == 0
-    assert "### Cost of the model: flops +288 (+100%)" in capsys.readouterr().out
+    assert "### Cost of the model: FLOPs +288 (+100%)" in capsys.readouterr().out
     for name in ("net", "width"):
         sys.modules.pop(name, None)
 
@@ -389,7 +395,8 @@ def test_the_command_line_says_what_it_does_not_take(saved, capsys):
         (__file__, "zoo:lenet5"): "is a file: a saved trace ends in .json",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",
     }.items():
-        assert main(["diff", *arguments]) == 2
+        with suppress(SystemExit):  # argparse's own mistakes
+            assert main(["diff", *arguments]) == 2
         assert message in capsys.readouterr().err
     broken = saved.with_name("broken.pt2")
     broken.write_bytes(b"PK" + os.urandom(100))
@@ -423,3 +430,47 @@ def test_two_configurations_of_one_model_are_compared(capsys):
 
 def test_a_trace_survives_its_file(saved):
     assert load_trace(saved) == Trace.from_json(saved.read_text())
+
+
+LONG = "a_projection_" + "of_a_long_name_" * 12
+
+
+@pytest.fixture
+def two_traces(tmp_path):
+    """Files of one model before and after a change, its modules' names far longer than a line."""
+    files = []
+    for width in (8, 16):
+        layers = [nn.Sequential(OrderedDict([(LONG, nn.Linear(4, width)), ("b", nn.Linear(width, 4))])) for _ in "ab"]
+        path = tmp_path / f"{width}.json"
+        path.write_text(FlopCountAnalysis(nn.Sequential(*layers, nn.Linear(4, width)), X).trace().to_json())
+        files.append(str(path))
+    return files
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_the_difference(format, two_traces, capsys):
+    # Two blocks of 3 * 4 * 8 and 3 * 8 * 4 more, and 3 * 4 * 8 more at the end.
+    assert main(["diff", *two_traces, "--format", format, "--sort", "difference", "--top", "2"]) == 0
+    written = check_report(format, capsys.readouterr().out, "difference")
+    if format == "json":
+        assert written["total"]["flops"]["difference"] == 480
+    elif format == "csv":
+        assert [(row["module"], row["difference"]) for row in written] == [
+            (f"0–1.{LONG} × 2", "192"),
+            ("0–1.b × 2", "192"),
+        ]
+    else:
+        assert "FLOPs +480" in written and "Unchanged: 3 of 8 modules" in written
+
+
+def test_the_order_and_the_number_of_rows_are_those_of_both_tables(two_traces, capsys):
+    assert main(["diff", *two_traces, "--top", "1", "--sort", "name"]) == 0
+    out = capsys.readouterr().out
+    assert "2 rows more: difference +384." in out
+    assert main(["diff", *two_traces, "--sort", "parameters", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [int(row["parameters"]) for row in rows] == [80, 64, 40]
+    assert main(["diff", two_traces[0], two_traces[0], "--sort", "parameters", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "module,change,class,before,after,difference,ratio,activations,parameters,macs"
+    ]

@@ -662,4 +662,4 @@ def test_the_table_of_a_run_shows_what_was_active():
         ["idle", "35", "35", "0", "0", "35", "0"],
         ["table", "12", "12", "0", "12", "0", "0"],
     ]
-    assert note == "Of the active, 12 are in tables that are only looked up."
+    assert note == "12 of the active are in embedding tables."

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Volume
 from fvflops.features.communication.ranks import Ranks, gather
 from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
+from fvflops.features.planning.report import plan_report
 from fvflops.features.planning.sharding import ShardingError
+from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import Signature, Symbol, TensorSpec, Trace
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
@@ -35,6 +39,7 @@ from tests.support.processes.rank_worker import (
     shard_fully,
     train,
 )
+from tests.support.reports.report_formats import check_report
 
 FLOAT = 4  # bytes of a float32
 
@@ -399,7 +404,7 @@ def test_a_function_splits_any_model():
         ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
         ({}, 0, "a mesh has axes from .*, not none"),
         ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
-        ({"pp": 2, "fsdp": 2}, 0, "when FSDP2 gathers and reduces is the schedule's choice"),
+        ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
     ],
     ids=["rank", "axis", "none", "size", "fsdp", "stages"],
@@ -410,12 +415,12 @@ def test_a_mesh_that_cannot_be(mesh, rank, message):
 
 
 def test_what_is_left_out_of_a_step_is_told():
-    assert plan_llama({"tp": 2}).left_out == ("the optimizer's step",)
+    assert plan_llama({"tp": 2}).left_out == ("the optimizer step",)
     assert "gradients of the norms" in plan_llama({"tp": 2}, sequence_parallel=True).left_out[0]
     # FSDP2 sums them itself, before it scatters them.
     both = plan_llama({"fsdp": 2, "tp": 2}, sequence_parallel=True)
     norms = (2 * LAYERS + 1) * WIDTH
-    assert both.left_out == ("the optimizer's step",)
+    assert both.left_out == ("the optimizer step",)
     assert both.communication().by_route()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
     with pytest.raises(PlanError, match="FSDP2 is planned with the CPU's kernels, not with those of cuda"):
         plan_llama({"fsdp": 2}, device="cuda")
@@ -508,11 +513,39 @@ def test_an_op_that_nobody_reads_is_unknown():
 def test_the_command_line_plans(capsys):
     assert main(["plan", "zoo:llama_tiny", "--mesh", "dp=2048,tp=2", "--rank", "3", "--table", "exact"]) == 0
     text = capsys.readouterr().out
-    assert "4,096 ranks; rank 3 is dp 1, tp 1." in text and "Derived, not run: the gradients' all-reduce" in text
+    assert (
+        "rank 3 of 4,096 (dp 1, tp 1)\n" in text and "\nEstimated: DDP gradient averaging over dp (all-reduce" in text
+    )
     assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["parameters"] * 2 == record["parameter_bytes"] == PARAMETERS
     assert {item["dtype"] for item in record["communication"]} == {"bfloat16"} and record["unknown_ops"] == {}
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_the_plan(format, capsys):
+    arguments = ["--mesh", "dp=2048,tp=2", "--input", "1,16:int64", "--sort", "payload", "--top", "2"]
+    assert main(["plan", "zoo:llama_tiny", *arguments, "--format", format]) == 0
+    written = check_report(format, capsys.readouterr().out, "plan")
+    # Half of the projections, and all of the norms, in four bytes.
+    if format == "csv":
+        assert [row["payload"] for row in written] == ["251136", "40960"]
+    elif format == "json":
+        assert written["parameters"] == 62784 and len(written["communication"]) == 3
+    else:
+        assert "251,136" in written.replace("{,}", ",") and "1 collective more." in written
+
+
+def test_a_plan_says_what_is_assumed_and_unsupported():
+    plan = plan_llama({"tp": 2})
+    calls = {(0, 0, "forward"): 3}
+    signature = Signature("symm_mem::fused", ("input",), (TensorSpec((2,)),), ())
+    about = {**plan.trace.about, "supposed": "aten::nonzero: all elements are true"}
+    trace = Trace(plan.trace.modules, (), ((),), (signature,), (), calls, {}, about=about)
+    text = write_document(plan_report(replace(plan, trace=trace), load_table("default"), name="llama"))
+    assert "Unsupported, so not in the FLOPs: symm_mem::fused (3 calls)." in text
+    assert "Unsupported, so not in the bytes: symm_mem::fused (3 calls)." in text
+    assert "ASSUMED (data-dependent): aten::nonzero: all elements are true." in text and "collective" not in text
 
 
 @pytest.mark.parametrize(
@@ -522,10 +555,11 @@ def test_the_command_line_plans(capsys):
         (["--mesh", "dp=2,dp=2"], "--mesh dp=2,dp=2: 'dp=2' is no axis with its size"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: weights have a floating dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
-        (["--mesh", "dp=2", "--format", "xml"], "plan writes text or json, not 'xml'"),
+        (["--mesh", "dp=2", "--format", "xml"], "no format is called 'xml': take 'html'"),
     ],
     ids=["size", "twice", "dtype", "shard", "format"],
 )
 def test_a_mistake_on_the_command_line_is_replayed(capsys, arguments, message):
-    assert main(["plan", "zoo:llama_tiny", *arguments]) == 2
+    with suppress(SystemExit):  # argparse's own mistakes
+        assert main(["plan", "zoo:llama_tiny", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import sys
 from fractions import Fraction
 
@@ -14,13 +15,16 @@ from torch import nn
 
 import fvflops
 from fvflops.cli import main
-from fvflops.features.scaling.model import Axis, ScalingError
+from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, ScalingError
 from fvflops.features.scaling.polynomial import Polynomial
+from fvflops.features.scaling.report import generation_report, scaling_report
 from fvflops.features.scaling.scaling import Sample, describe_costs, read_axis
+from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
 from tests.support.random_cases import random_cases
+from tests.support.reports.report_formats import check_report
 
 
 def polynomial(variables: str, terms: dict) -> Polynomial:
@@ -254,7 +258,7 @@ def test_a_file_that_registers_ops_is_run_once(tmp_path, capsys):
         "def build():\n    return torch.nn.Linear(4, 3)\n"
     )
     assert main(["scale", f"{path}:build", "--input", "batch,4", "--vary", "batch=1..64"]) == 0
-    assert "flops = 12·B" in capsys.readouterr().out
+    assert "FLOPs = 12·B" in capsys.readouterr().out
 
 
 def test_depth_is_linear_and_a_late_layer_is_none():
@@ -287,7 +291,7 @@ def linear(batch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vary": {"batch": (7, 7)}}, "batch=7..7 holds one size alone"),
+        ({"vary": {"batch": (7, 7)}}, "batch=7..7 has one size"),
         ({"vary": {"batch": (9, 1)}}, "batch=9..1 is empty"),
         ({"vary": {"batch": range(5, 5)}}, "batch=range.5, 5. is empty"),
         ({"vary": {"batch": (0, 4)}}, "a size is at least 1"),
@@ -395,7 +399,10 @@ def test_a_generation_that_the_model_cannot_make_is_refused():
 
 
 def run(capsys, *argv):
-    code = main(["scale", *argv])
+    try:
+        code = main(["scale", *argv])
+    except SystemExit as error:  # argparse's own mistakes
+        code = error.code
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -407,13 +414,19 @@ def test_the_command_tells_the_polynomial_and_what_was_counted(capsys):
     assert blocks[1].splitlines() == [
         # Two layers with attention at 2·64 a pair of tokens, and linears at 2·64² + 2·64·32 + 3·64·176 a token; the
         # head is 64·256. The convention leaves RMSNorm out, as fvcore does.
-        "flops = 256·B·S² + 108,544·B·S",
+        "FLOPs = 256·B·S² + 108,544·B·S",
         "  B = batch from 1 to 4",
         "  S = seq from 1 to 40",
     ]
-    assert "fitted to 6, and equal to the count at" in blocks[2]
-    assert "|  lm_head | 16,384·B·S" in blocks[3]
-    counted = [[int(cell.replace(",", "")) for cell in line.split("|")[1:4]] for line in blocks[4].splitlines()[2:]]
+    assert re.fullmatch(r"\d+ runs: fitted to 6, exact on \d+ held out\.", blocks[2])
+    assert [line.split() for line in blocks[3].splitlines()[1:]] == [
+        ["module", "B·S²", "B·S"],
+        ["--------", "----", "-------"],
+        ["model", "256", "108,544"],
+        ["layers", "256", "92,160"],
+        ["lm_head", "16,384"],
+    ]
+    counted = [[int(cell.replace(",", "")) for cell in line.split()[:3]] for line in blocks[4].splitlines()[2:]]
     assert all(count == 256 * batch * seq**2 + 108_544 * batch * seq for batch, seq, count in counted)
     assert [1, 1] in [row[:2] for row in counted] and [4, 40] in [row[:2] for row in counted]
 
@@ -427,11 +440,11 @@ def test_the_command_takes_names_in_inputs_and_factories(capsys, tmp_path):
         "def wide(width):\n    return torch.nn.Linear(width, 2), torch.zeros(5, width)\n"
         "def wide_alone(width):\n    return torch.nn.Linear(width, 2)\n"
     )
-    assert "flops = 128·B\n" in run(capsys, f"{path}:plain", *shape)[1]
-    assert "flops = 10·d\n" in run(capsys, f"{path}:wide", "--vary", "width=4..64:4")[1]
+    assert "FLOPs = 128·B\n" in run(capsys, f"{path}:plain", *shape)[1]
+    assert "FLOPs = 10·d\n" in run(capsys, f"{path}:wide", "--vary", "width=4..64:4")[1]
     named = ["--input", "batch,width", "--vary", "width=4..64", "--vary", "batch=1..9"]
-    assert "flops = 2·d·B\n" in run(capsys, f"{path}:wide_alone", *named)[1]
-    assert "parameters = 2·d + 2\n" in run(capsys, f"{path}:wide_alone", *named, "--metric", "parameters")[1]
+    assert "FLOPs = 2·d·B\n" in run(capsys, f"{path}:wide_alone", *named)[1]
+    assert "Parameters = 2·d + 2\n" in run(capsys, f"{path}:wide_alone", *named, "--metric", "parameters")[1]
 
 
 def test_the_json_report_holds_exact_coefficients(capsys):
@@ -457,8 +470,8 @@ def test_the_command_tells_that_there_is_no_polynomial(capsys, tmp_path):
     )
     sizes = ["--vary", "n=20..400", "--input", "1,n", "--table", "exact"]
     code, out, _ = run(capsys, f"{path}:Modulo", *sizes)
-    assert code == 0 and "\nflops is no polynomial in n\n" in out and "No polynomial of the fourth degree" in out
-    counted = [line.split("|")[1:3] for line in out.splitlines() if line.startswith("| ") and "flops" not in line]
+    assert code == 0 and "\nFLOPs: no polynomial in n\n" in out and "no polynomial of degree 4 or less in n" in out
+    counted = [line.replace(",", "").split() for line in out.split("\n\n")[3].splitlines()[2:]]
     assert len(counted) > 8 and all(int(n) % 17 + 1 == int(count) for n, count in counted)
 
 
@@ -470,7 +483,7 @@ def test_the_command_generates(capsys):
     # Twelve squares of the width a layer, norms at 5 for each element, and the head.
     token = 2 * 12 * 32**2 + 5 * 5 * 32 + 32 * 64
     assert code == 0 and f"one token = 128·L + {token + 128:,}\n" in out
-    assert "| all 19 decoded " in out and "| token 20 " in out
+    assert re.search(r"\nall 19 decoded  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\nwhole  " in out
     code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
     record = json.loads(out)
     prefill = record["prefill"]["polynomial"]["terms"]
@@ -479,19 +492,88 @@ def test_the_command_generates(capsys):
     assert record["decode"]["polynomial"]["text"] == f"128·L + {token + 128:,}"
 
 
+LONG = "a_projection_" + "of_a_long_name_" * 12
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_how_a_cost_grows(format, capsys, tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\nfrom collections import OrderedDict\ndef net():\n"
+        f"    layers = [('{LONG}', torch.nn.Linear(4, 8)), ('b', torch.nn.Linear(8, 2))]\n"
+        "    return torch.nn.Sequential(OrderedDict(layers))\n"
+    )
+    arguments = ["--input", "batch,4", "--vary", "batch=1..64", "--sort", "batch", "--top", "2", "--format", format]
+    code, out, err = run(capsys, f"{path}:net", *arguments)
+    assert (code, err) == (0, "")
+    written = check_report(format, out, "scaling")
+    if format == "csv":
+        assert [(row["batch"], row["flops"]) for row in written] == [("64", "3072"), ("54", "2592")]
+    elif format == "json":
+        assert written["modules"][LONG]["text"] == "32·B" and len(written["counted"]) > 2
+    else:
+        assert "48·B" in written.replace("$", "") and "runs more." in written and "no_such" not in written
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format_writes_a_generation(format):
+    axis = Axis("prompt", 1, 64), Axis("cache", 1, 63)
+    prefill, decode = Polynomial.of(("prompt",), {(2,): Fraction(1, 2), (1,): 10}), Polynomial.of(("cache",), {(1,): 4})
+    cost = GenerationCost(
+        metric="flops",
+        batch=1,
+        prompt=8,
+        new=3,
+        prefill=CostExpression("flops", axis[:1], prefill, axis[:1], {(8,): 112}),
+        decode=CostExpression("flops", axis[1:], decode, axis[1:], {(8,): 32}, unknown={"mylib::scan": 2}),
+        whole=None,
+        total=112 + 32 + 36,
+        counted_up_to=8,
+    )
+    document = generation_report(cost, title="GPT: FLOPs of generating 3 tokens").ranked(sort="flops", top=2)
+    written = check_report(format, write_document(document, format, width=80) + "\n" * (format != "csv"), "generation")
+    if format == "csv":
+        assert [(row["part"], row["flops"]) for row in written] == [("prefill of 8", "112"), ("all 2 decoded", "68")]
+    elif format == "json":
+        assert written["total"] == 180 and written["prefill"]["polynomial"]["text"] == "1/2·P² + 10·P"
+    else:
+        assert "mylib::scan (2 calls) in each run" in written and "180" in written and "2 parts more." in written
+
+
+def test_coefficients_are_exact_and_a_module_may_have_none():
+    axes = (Axis("n", 1, 9),)
+    half = Polynomial.of(("n",), {(2,): Fraction(1, 2), (1,): Fraction(-1, 2)})
+    part = {"half": CostExpression("flops", axes, half, axes, {(2,): 1})}
+    none = {
+        name: CostExpression("flops", axes, None, axes, counted)
+        for name, counted in (
+            ("none", {(1,): 1, (2,): 3}),
+            ("constant", {(1,): 4_000, (2,): 4_000}),
+        )
+    }
+    cost = CostExpression("flops", axes, half, axes, {(2,): 1}, modules={"": part["half"], **part, **none})
+    text = write_document(scaling_report(cost, title="Net"))
+    assert [line.split(None, 3) for line in text.split("\n\n")[3].splitlines()[3:]] == [
+        ["model", "1/2", "-1/2"],
+        ["half", "1/2", "-1/2"],
+        ["none", "no", "polynomial"],
+        ["constant", "4,000", "in", "each run"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["zoo:gpt2"], "scale needs sizes to vary"),
         (["zoo:gpt2", "--vary", "seq=1-9"], "--vary seq=1-9: write a name and its first and last size"),
         (["zoo:gpt2", "--vary", "seq=9..1"], "seq=9..1 is empty"),
-        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 holds one size alone"),
+        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 has one size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--vary", "seq=1..4"], "seq is varied already"),
         (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: nothing takes this size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is no dtype"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"], "--metric byte: take one of flops, macs"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--format", "html"], "no format is called 'html'"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--format", "htm"], "--format: no format is called 'htm'"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
         (["zoo:gpt2", "--generate", "prompt=8"], "new is missing"),

@@ -34,6 +34,7 @@ from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline import report as roofline_report
 from fvflops.formulas import load_table
 from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS
+from fvflops.reports.formats import write_document
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage
@@ -135,6 +136,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
+    "check": lambda analysis: write_document(budget_report.budget_report(judge_names(analysis)), "html"),
     "html": lambda analysis: "".join(PAGES["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),

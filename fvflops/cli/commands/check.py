@@ -1,4 +1,4 @@
-"""`fvflops check`: whether a model keeps to its budget; with --update, what it costs becomes the budget."""
+"""`fvflops check`: compare a model with its budget, or update the budget."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ import argparse
 
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.cli.arguments import add_model, add_output, add_run, parse_depth
-from fvflops.cli.outputs import write
+from fvflops.cli.arguments import add_model, add_report, add_run, parse_depth
+from fvflops.cli.outputs import write_report
 from fvflops.cli.sources import open_analysis
 from fvflops.features.budget import report
 from fvflops.features.budget.budget import check_budget, rewrite_budget
 from fvflops.features.budget.budget_file import find_budget, load_budgets
 from fvflops.features.budget.model import Budget, BudgetReport
 from fvflops.formulas import load_table
-from fvflops.reports.names import printable, printable_short
+from fvflops.reports.document import Document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops check`."""
     add_model(parser)
-    add_output(parser)
     add_run(parser)
-    parser.set_defaults(table=None)  # that of the budget
+    parser.set_defaults(table=None)  # the budget's
     parser.add_argument("--budget", required=True, metavar="FILE", help="the YAML file with the budgets of models")
     parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
-    parser.add_argument("--update", action="store_true", help="write what the model costs now into the file")
+    parser.add_argument("--update", action="store_true", help="write the model's costs into the file")
     parser.add_argument(
-        "--depth", type=parse_depth, metavar="N", help="with --update: note the flops of modules down to this level too"
+        "--depth",
+        type=parse_depth,
+        metavar="N",
+        help="with --update: also the FLOPs of modules down to this level",
     )
     parser.add_argument("--summary", metavar="FILE", help="append the verdict in Markdown, as to $GITHUB_STEP_SUMMARY")
+    add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare a model with its budget and say how it compares; return 1 if it does not keep to it, else 0."""
+    """Compare a model with its budget, or update it; return 1 where the model is not within its budget, else 0."""
     if arguments.depth is not None and not arguments.update:
         raise ValueError("--depth says what --update writes: give both")
     name = arguments.name or arguments.model
@@ -46,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         paths.check_writable(arguments.budget)
     analysis = open_analysis(arguments.model, arguments, table)
     if arguments.update:
-        write(_update(analysis, budget, name, arguments), arguments.output)
+        write_report(_update(analysis, budget, name, arguments), arguments)
         budget = load_budgets(arguments.budget)[name]
     assert budget is not None  # find_budget has raised, or _update has written it
     verdict = check_budget(analysis, budget, table=wanted)
     if not arguments.update:
-        write(report.render(verdict), arguments.output)
+        write_report(report.budget_report(verdict), arguments)
     _summarise(verdict, arguments.summary)
     return 0 if verdict.kept else 1
 
@@ -63,20 +66,11 @@ def _choose_table(asked: str | None, budget: Budget | None) -> str:
     return asked or written or "default"
 
 
-def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> str:
+def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> Document:
     changes = rewrite_budget(
         arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
     )
-    if not changes:
-        return f"{printable(arguments.budget)}: {printable_short(name)} is as it stands there."
-    lines = [f"{printable(arguments.budget)}: {printable_short(name)} {'updated' if budget else 'added'}."]
-    for what, old, new in changes:
-        lines.append(
-            f"  {printable_short(what)}: {new}"
-            if old is None
-            else f"  {printable_short(what)}: {printable(old)} → {new}"
-        )
-    return "\n".join(lines)
+    return report.update_report(arguments.budget, name, changes, added=budget is None)
 
 
 def _summarise(verdict: BudgetReport, path: str | None) -> None:

@@ -1,19 +1,17 @@
-"""`fvflops diff`: what changed in the cost of a model, by module and operator."""
+"""`fvflops diff`: differences in cost between two models, by module and operator."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_output, add_run, parse_depth
-from fvflops.cli.outputs import write
+from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run
+from fvflops.cli.outputs import write_report
 from fvflops.cli.sources import FILES, open_analysis
-from fvflops.features.diff import report
 from fvflops.features.diff.diff import diff_traces
+from fvflops.features.diff.model import MEASURES
+from fvflops.features.diff.report import TOP, difference_report
 from fvflops.formulas import load_table
-from fvflops.text import nearest
-
-FORMATS = ("text", "markdown", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,33 +20,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="A", help=f"{what}, as a git revision has it")
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
-    add_output(parser)
     parser.add_argument(
-        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ; as --input"
+        "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
-    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs; as --config")
+    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
     add_assume(parser)
     add_run(parser)
     parser.add_argument(
         "--measure",
-        choices=("flops", "macs", "activations", "parameters"),
+        choices=MEASURES,
         default="flops",
-        help="what is shown before and after, and ranks the lines; default: flops",
+        help="metric that is shown before and after, and ranks the rows; default: flops",
     )
-    parser.add_argument(
-        "--top", type=parse_depth, default=20, metavar="N", help="how many lines each table has; default: 20"
-    )
-    parser.add_argument("--format", default="text", metavar="F", help="text, markdown or json")
+    add_report(parser, top=TOP)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write what the second subject costs more or less than the first; return the exit code."""
-    if arguments.format not in FORMATS:
-        near = nearest(arguments.format, FORMATS, cutoff=0)
-        raise ValueError(f"diff writes {', '.join(FORMATS)}, not {arguments.format!r}: take {near!r}")
+    """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)
-    # A file has inputs of its own: those of A are not meant for it.
+    # A file has inputs of its own, so those of A do not apply.
     is_file = arguments.other.endswith(FILES)
     second = open_analysis(
         arguments.other,
@@ -60,12 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
-    if arguments.format == "json":
-        text = difference.to_json()
-    else:
-        render = report.render_markdown if arguments.format == "markdown" else report.render
-        text = render(difference, measure=arguments.measure, top=arguments.top)
-    write(text, arguments.output)
+    write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`fvflops scale`: a model counted at several sizes, and the polynomial that its cost is in them."""
+"""`fvflops scale`: count a model at several sizes and fit the polynomial of its cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import torch
 from fvflops import paths
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.models import LoadedModel, load_function, load_model
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write_report
 from fvflops.counting.metrics import METRICS
 from fvflops.features.generation.generation import check_generation_metric, generation_cost
 from fvflops.features.scaling import plot as scaling_plot
-from fvflops.features.scaling import report
 from fvflops.features.scaling.model import CostExpression
+from fvflops.features.scaling.report import generation_report, scaling_report
 from fvflops.features.scaling.scaling import Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.document import Document
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
 from fvflops.units import format_quantity
@@ -34,7 +35,7 @@ _KEYS = ("prompt", "new", "batch")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One input with names of sizes in the place of some of its numbers."""
+    """An input shape with names of sizes in place of some numbers."""
 
     name: str | None
     axes: tuple[str | int, ...]
@@ -53,34 +54,29 @@ class Template:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops scale`."""
     add_model(parser)
-    add_output(parser)
     add_run(parser)
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="NAME=A..B[:STEP]",
-        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in the place of a number of --input, an "
-        "argument of FACTORY, or a size of the inputs that the model's library gives; may be repeated",
+        help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a number of --input, an "
+        "argument of FACTORY, or a size of the default inputs of a library's model; may be repeated",
     )
     parser.add_argument(
         "--generate",
         metavar="KEY=N,...",
-        help="instead: what a transformers model takes to generate text, such as prompt=128,new=256,batch=1",
+        help="instead: cost of generating text by a transformers model, such as prompt=128,new=256,batch=1",
     )
-    parser.add_argument(
-        "--metric", default="flops", metavar="M", help="flops, macs, activations or parameters; default: flops"
-    )
+    parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
     add_backward(parser)
     add_depth(parser, default=1)
-    parser.add_argument("--format", default="text", metavar="F", help="text or json")
+    add_report(parser)
     add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell how the cost of the model that the arguments name scales; return the exit code."""
-    if arguments.format not in report.FORMATS:
-        raise ValueError(f"no format is called {arguments.format!r}: take one of {', '.join(report.FORMATS)}")
+    """Report how the cost of a model scales; return the exit code."""
     if arguments.metric not in METRICS:
         raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
     if arguments.generate is not None:
@@ -88,16 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     if arguments.generate is not None:
-        text, title, drawn = _generate(arguments, table)
+        document, drawn = _generate(arguments, table)
     else:
-        text, title, drawn = _scale(arguments, table)
+        document, drawn = _scale(arguments, table)
     if kind is not None:
-        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=title))
-    write(text, arguments.output)
+        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=document.title))
+    write_report(document, arguments)
     return 0
 
 
-def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     vary = parse_sizes(arguments.vary)
     model, inputs, kwargs = _find_source(arguments, vary)
     cost = cost_of(
@@ -111,17 +107,14 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str
         assume=parse_assumptions(arguments.assume),
         loss=sum_results if arguments.backward else None,
     )
-    what = "a forward and a backward pass" if arguments.backward else "a forward run"
-    title = _title(arguments, table, what)
-    if arguments.format == "json":
-        return report.render_json(cost, title=title), title, [cost]
-    return report.render(cost, title=title, depth=arguments.depth), title, [cost]
+    what = "a forward and a backward pass" if arguments.backward else "a forward pass"
+    return scaling_report(cost, title=_write_title(arguments, table, what), depth=arguments.depth), [cost]
 
 
-def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, str, list[CostExpression]]:
+def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     for option in ("vary", "input", "assume"):
         if getattr(arguments, option):
-            raise ValueError(f"--generate runs the model over its own tokens: leave --{option} out")
+            raise ValueError(f"--generate makes the model's inputs itself: leave --{option} out")
     if arguments.backward:
         raise ValueError("--generate has no backward pass: leave --backward out")
     sizes = parse_generation(arguments.generate)
@@ -137,20 +130,19 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[str, 
     )
     texts = "" if cost.batch == 1 else f" of each of {format_quantity(cost.batch, 'text')}"
     what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{texts}"
-    title = _title(arguments, table, what)
-    render = report.render_generation_json if arguments.format == "json" else report.render_generation
-    return render(cost, title=title), title, [cost.prefill, cost.decode]
+    return generation_report(cost, title=_write_title(arguments, table, what)), [cost.prefill, cost.decode]
 
 
-def _title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
+def _write_title(arguments: argparse.Namespace, table: FormulaTable, what: str) -> str:
     if arguments.metric == "parameters":
-        return f"{printable(arguments.model)}: parameters."
-    of = "" if arguments.metric != "flops" else f" (a multiply-add is {format_quantity(table.multiply_add, 'flop')})"
-    return f"{printable(arguments.model)}: {arguments.metric} of {what}, in the convention {printable(table.name)}{of}."
+        return f"{printable(arguments.model)}: parameters"
+    unit = "" if arguments.metric != "flops" else f" (a MAC is {format_quantity(table.multiply_add, 'FLOP')})"
+    metric = METRICS[arguments.metric].title
+    return f"{printable(arguments.model)}: {metric} of {what}, convention {printable(table.name)}{unit}"
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
-    """Return the sizes that `--vary` texts give; a mistake raises ValueError that replays the text.
+    """Return the sizes of `--vary` texts; a mistake raises ValueError.
 
     >>> parse_sizes(["batch=1..64", "size=224..1024:32"])
     {'batch': (1, 64, 1), 'size': (224, 1024, 32)}
@@ -172,7 +164,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
 
 
 def parse_generation(text: str) -> dict[str, int]:
-    """Return the sizes that a `--generate` text gives.
+    """Return the sizes of a `--generate` text.
 
     >>> parse_generation("prompt=128,new=256")
     {'prompt': 128, 'new': 256}
@@ -190,7 +182,7 @@ def parse_generation(text: str) -> dict[str, int]:
 
 
 def parse_template(text: str, names: Sequence[str]) -> Template:
-    """Return the input that `[NAME=]SHAPE[:DTYPE]` describes, in which names may stand for numbers.
+    """Return the input of `[NAME=]SHAPE[:DTYPE]`, with names of sizes in place of numbers.
 
     >>> parse_template("ids=batch,seq:int64", ["batch", "seq"])
     Template(name='ids', axes=('batch', 'seq'), dtype='int64')
@@ -211,7 +203,7 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 
 
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
-    """Return the model, its inputs and its keyword arguments, as they are or as functions of the sizes."""
+    """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
     factory = _find_factory(arguments.model, vary)
     if factory is None:
@@ -231,7 +223,7 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
 
 
 def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., Any], list[str]] | None:
-    """Return the function that MODEL names, and the varied sizes that it takes, or None where it takes none."""
+    """Return MODEL's function and the varied sizes among its arguments, or None where there are none."""
     if model.partition(":")[0] in ("zoo", "timm", "torchvision", "transformers"):
         return None
     if not model.rpartition(":")[0]:
@@ -246,7 +238,7 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
 ) -> tuple[LoadedModel, list[Template]]:
-    """Return the model, and its inputs with names for sizes: those given, or those that its library says it takes."""
+    """Return the model, and its inputs with names for sizes: those given, or its library's default."""
     least = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(least)) for template in templates]
     subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
@@ -261,10 +253,10 @@ def _load(
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
-    """Return an input with the usual names in the place of its sizes, as far as these are varied.
+    """Return an input with the usual names in place of its sizes, where these are varied.
 
-    Text is (batch, seq), or (batch, target) for a decoder's; pictures (batch, channels, size, size), or height and
-    width where one is asked for; films have frames before those; else the last axis is frames or samples.
+    Text is (batch, seq), or (batch, target) for a decoder's; images are (batch, channels, size, size), or with height
+    and width where one is varied; videos have frames before those; else the last axis is frames or samples.
 
     >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
     (1, 3, 'size', 'size')

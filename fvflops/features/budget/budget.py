@@ -1,4 +1,4 @@
-"""The budget of a model: measured, compared with the file that holds it, and rewritten there."""
+"""Measure a model, compare it with its budget, and update the budget file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fvflops.trace import Status
 
 
 def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, int]:
-    """Return figure → value of those of `budget_keys()` that are asked for, in their order.
+    """Return figure → value of some of `budget_keys()`, in their order.
 
-    The memory is that of a model: a loaded Trace, recorded for counting, lacks temporaries, and raises ValueError.
+    Peak memory needs a model: a loaded Trace was recorded without temporaries, and raises ValueError.
 
     >>> import torch
     >>> measure(FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)), ["flops", "parameters", "memory"])
@@ -56,7 +56,7 @@ def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = ""
 
 
 def record_baseline(analysis: FlopCountAnalysis, depth: int | None = None) -> dict[str, dict[str, int]]:
-    """Return the flops by module, with its submodules and down to a depth, and by operator; without zeros."""
+    """Return the FLOPs by module, submodules included, down to a depth, and by operator; without zeros."""
     modules = {
         name: value
         for name, value in analysis.by_module().items()
@@ -74,10 +74,10 @@ def rewrite_budget(
     table: str | None = None,
     depth: int | None = None,
 ) -> tuple[tuple[str, str | None, str], ...]:
-    """Write what a model costs into a budget file, whole or not at all; return (what, as written before, as it is).
+    """Write a model's costs into a budget file, atomically; return (entry, old text or None, new text).
 
-    Of a `budget` that is there, the figures that it limits are rewritten; None adds the model with all figures and the
-    table. With a `depth`, or where modules were noted, the flops of modules and operators are noted too.
+    The limits of an existing `budget` are rewritten; None adds the model with all figures and the table. With a
+    `depth`, or where the budget has modules, the FLOPs of modules and operators are recorded too.
     """
     can_run = model_run(analysis) is not None
     figures = tuple(figure for figure in budget_keys() if figure != "memory" or can_run)
@@ -94,7 +94,7 @@ def rewrite_budget(
 
 def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regression, ...]:
     grown = [Regression(name, value, after.get(name, 0)) for name, value in before.items()]
-    # A module that was not noted may be deeper than what was, or new: it is new where no noted one is as deep.
+    # A module that is not recorded is new where others of its depth are; a deeper one was not to be recorded.
     deepest = max((name.count(".") for name in before), default=-1)
     grown += [
         Regression(name, 0, value) for name, value in after.items() if name not in before and name.count(".") <= deepest
@@ -103,7 +103,7 @@ def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regre
     return tuple(sorted(changed, key=lambda growth: -growth.difference))
 
 
-# What is no metric of a Trace and a table.
+# Figures that are no metric.
 _OTHERS: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
     "memory": lambda analysis: predict_memory(analysis).peak,
     "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNKNOWN]),

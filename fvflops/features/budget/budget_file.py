@@ -1,4 +1,4 @@
-"""The budget file: the budgets of several models in YAML, read, and rewritten with its comments.
+"""Read a YAML file of budgets, and update it with its comments kept.
 
 tolerance: 1%                    # for all models; 0 if left out
 models:
@@ -8,7 +8,7 @@ models:
     parameters: {exact: 25557032}
     memory: {max: 180MiB, tolerance: 5%}
     unknown: 0                   # ops without a formula
-    modules: {layer1: 1.3G}      # not limits: what --update noted, to tell what grew
+    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find what grew
     operators: {conv: 8.1G}
 """
 
@@ -39,7 +39,7 @@ Returned = TypeVar("Returned")
 
 
 class Update(NamedTuple):
-    """A text of a budget file, and what was changed in it: (what, as it was written or None, as it is)."""
+    """The new text of a budget file, with its changes: (entry, old text or None, new text)."""
 
     text: str
     changes: tuple[tuple[str, str | None, str], ...]
@@ -63,7 +63,7 @@ def parse_budgets(text: str, file: str) -> dict[str, Budget]:
 
 
 def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
-    """Return the budget of a name; one that is not there raises ValueError naming the nearest."""
+    """Return the budget of a name; an unknown one raises ValueError naming the nearest."""
     if name not in budgets:
         hint = suggest(name, budgets) or f": it has {', '.join(map(truncate, budgets)) or 'none'}"
         raise ValueError(f"{path} has no model {truncate(name)!r}{hint} (updating it would add the model)")
@@ -71,7 +71,7 @@ def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
 
 
 def make_limit(figure: str, said: object, tolerance: Fraction = Fraction(0)) -> Limit:
-    """Return a limit as a program says it: an integer, a text such as "1.2G", or a mapping of max or exact to one.
+    """Return a limit from an integer, a text such as "1.2G", or a mapping of max or exact to one.
 
     >>> make_limit("flops", {"exact": "1.2G"})
     Limit(figure='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
@@ -102,17 +102,17 @@ def update_text(
     noted: Mapping[str, Mapping[str, int]] | None = None,
     table: str | None = None,
 ) -> Update:
-    """Return the text of a budget file with the values of one model in it; comments and all other lines stay.
+    """Return the text of a budget file with the values of one model; comments and all other lines stay.
 
-    Of a model that is there, the figures that have a limit are rewritten; one that is not is added with all values and
-    the table. `noted` are the flops of modules and operators. Where a line cannot be rewritten, TableError says so.
+    The limits of a model in the file are rewritten; another model is added with all values and the table. `noted` are
+    the FLOPs of modules and operators. A line that cannot be rewritten raises TableError.
     """
     text = _NEW_FILE if text is None or not text.strip() else text
     if text != _NEW_FILE and name in parse_budgets(text, file):
         update = _rewrite(text, file, name, values, noted or {})
     else:
         update = _append(text, file, name, values, noted or {}, table)
-    limits = parse_budgets(update.text, file)[name].limits  # which sees what went wrong, if anything did
+    limits = parse_budgets(update.text, file)[name].limits  # checks the result
     wrong = [figure for figure in limits if figure in values and limits[figure].value != values[figure]]
     if wrong:
         raise ValueError(f"{file}: {', '.join(wrong)} of {name} cannot be rewritten: write each on a line of its own")
@@ -187,7 +187,7 @@ def _rewrite(
                 raise node.error(f"{figure} of {name} cannot be rewritten here: write {figure}: {old} on one line")
             lines[node.line - 1] = head + found
             changes.append((figure, old, new))
-    # From below, so that the lines above keep their numbers.
+    # From the bottom, so that the lines above keep their numbers.
     blocks = [(fields[kind].line, kind) for kind in _NOTED if kind in fields and kind in noted]
     for begin_line, kind in sorted(blocks, reverse=True):
         changes += _replace_block(lines, fields[kind], begin_line, kind, noted[kind])
@@ -266,7 +266,7 @@ def _quote(name: str) -> str:
     plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
     if plain:
         return name
-    # As JSON has it, but for characters beyond 16 bits: those stay, or are written in the way of YAML.
+    # A JSON string, but YAML escapes characters beyond 16 bits otherwise.
     quoted = json.dumps(name, ensure_ascii=False)
     return "".join(mark if mark.isprintable() else f"\\U{ord(mark):08x}" for mark in quoted)
 

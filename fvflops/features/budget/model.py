@@ -1,4 +1,4 @@
-"""The budget: what a model may cost, and how a run compares with it."""
+"""Budgets of models, and how a run compares with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fvflops.counting.metrics import METRICS
 
-# What a budget may limit beside metrics: the predicted peak memory in bytes, and how many ops have no row in the table.
+# Limits besides metrics: the predicted peak memory in bytes, and the number of unsupported ops.
 OTHERS = ("memory", "unknown")
 
 
@@ -19,7 +19,7 @@ def budget_keys() -> tuple[str, ...]:
 
 
 class Limit(NamedTuple):
-    """What one figure may be: at most `value`, or exactly that, within a tolerance that is a share of it.
+    """The limit of one figure: at most `value`, or exactly that, with a tolerance relative to it.
 
     >>> Limit("flops", 100, tolerance=Fraction(1, 100)).allows(101), Limit("flops", 100, exact=True).allows(99)
     (True, False)
@@ -31,14 +31,14 @@ class Limit(NamedTuple):
     tolerance: Fraction = Fraction(0)
 
     def allows(self, value: int) -> bool:
-        """Return whether a value keeps to it."""
+        """Return whether a value is within the limit."""
         over = value - self.value
         return (abs(over) if self.exact else over) <= self.value * self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of one model, by figure, and the flops by module and by operator that were noted with them."""
+    """The limits of one model by figure, with the FLOPs by module and operator as recorded by --update."""
 
     name: str
     limits: Mapping[str, Limit]
@@ -48,19 +48,19 @@ class Budget:
 
 
 class CheckResult(NamedTuple):
-    """A limit and what the figure is."""
+    """A limit and the actual value."""
 
     limit: Limit
     value: int
 
     @property
     def kept(self) -> bool:
-        """Whether the figure keeps to its limit."""
+        """Whether the value is within its limit."""
         return self.limit.allows(self.value)
 
 
 class Regression(NamedTuple):
-    """The flops of a module or an operator as they were noted, and as they are."""
+    """The FLOPs of a module or an operator as recorded in the budget, and as they are."""
 
     name: str
     before: int
@@ -68,7 +68,7 @@ class Regression(NamedTuple):
 
     @property
     def difference(self) -> int:
-        """What came on top."""
+        """After minus before."""
         return self.after - self.before
 
 
@@ -76,8 +76,8 @@ class Regression(NamedTuple):
 class BudgetReport:
     """How a model compares with its budget.
 
-    `modules` and `operators` are those whose flops are not as noted, that which grew most first; of a module the
-    flops are with its submodules. `unknown` is op → calls of what is missing from the numbers.
+    `modules` and `operators` are those whose FLOPs are not as recorded, the largest increase first; a module's include
+    its submodules. `unknown` is unsupported op → calls.
     """
 
     name: str
@@ -89,5 +89,5 @@ class BudgetReport:
 
     @property
     def kept(self) -> bool:
-        """Whether every figure keeps to its limit."""
+        """Whether every value is within its limit."""
         return all(finding.kept for finding in self.findings)

@@ -1,105 +1,156 @@
-"""The budget report: how a model compares with its budget, as text or in Markdown."""
+"""How a model compares with its budget, and what an update of a budget changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from fvflops.counting.metrics import METRICS
 from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
-from fvflops.reports.names import markdown_name, plain_name
+from fvflops.reports import document as doc
+from fvflops.reports.document import Document, Part, Table, Value, words
+from fvflops.reports.formats import write_document
+from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
-from fvflops.reports.text.text_table import text_table
-from fvflops.units import format_quantity, format_short, format_thousands
+from fvflops.units import format_change, format_short, format_thousands
 
-_SHOWN = 5  # modules or operators that grew
-_LONGEST = 120  # characters of a name
+_SHOWN = 5  # modules or operators that cost more
 
 
 def render(verdict: BudgetReport) -> str:
-    """Return the verdict as text, first of all what is over the budget.
+    """Return the verdict as text.
 
     >>> from fvflops.features.budget.model import Limit
     >>> results = CheckResult(Limit("flops", 20), 24), CheckResult(Limit("macs", 30), 24)
     >>> print(render(BudgetReport("net", "default", results)))
-    OVER BUDGET: net costs more than it may, by the table default.
+    OVER BUDGET: net costs more than allowed (convention default).
     <BLANKLINE>
-    figure  budget  is  difference
-    ------  ------  --  ----------  -----
-    flops   max 20  24   +4 (+20%)  OVER
-    macs    max 30  24   -6 (-20%)  ok
+    metric  limit  budget  actual  difference  relative  verdict
+    ------  -----  ------  ------  ----------  --------  -------
+    FLOPs   max        20      24          +4      +20%  OVER
+    MACs    max        30      24          -6      -20%  ok
     """
-    headers = ("figure", "budget", "is", "difference", "")
-    cells = [_write_finding(finding) for finding in verdict.findings]
-    table = text_table(headers, [(*cell[:4], cell[4].ljust(5)) for cell in cells])
-    lines = [_head(verdict, plain_name), "", *(line.rstrip() for line in table.split("\n"))]
-    for sentence in _write_sentences(verdict, plain_name):
-        lines += ["", sentence]
-    return "\n".join(lines)
+    return write_document(budget_report(verdict))
 
 
 def render_markdown(verdict: BudgetReport) -> str:
-    """Return the verdict in GitHub's Markdown, as the summary of a step."""
-    mark = "✅" if verdict.kept else "❌"
-    rows = [f"| {' | '.join(_write_finding(finding))} |" for finding in verdict.findings]
-    lines = [f"### {mark} {_head(verdict, markdown_name)}", "", "| figure | budget | is | difference |  |"]
-    lines += ["| :--- | ---: | ---: | ---: | :--- |", *rows]
-    for sentence in _write_sentences(verdict, markdown_name):
-        lines += ["", sentence]
-    return "\n".join(lines)
+    """Return the verdict in GitHub's Markdown with a mark, as the summary of a step."""
+    document = budget_report(verdict)
+    return write_document(replace(document, title=f"{'✅' if verdict.kept else '❌'} {document.title}"), "markdown")
 
 
-def _head(verdict: BudgetReport, escape: Callable[[str], str]) -> str:
-    by = f", by the table {escape(verdict.table)}" if verdict.table else ""
+def budget_report(verdict: BudgetReport) -> Document:
+    """Return each limit with what the model costs and, where it is over its budget, what costs more than noted."""
+    parts: list[Part] = [_list_findings(verdict.findings)]
+    if not verdict.kept:
+        parts += [_list_regressions(verdict.modules, "module"), _list_regressions(verdict.operators, "operator")]
+    if verdict.unknown:
+        parts.append(f"Unsupported, so not counted: {list_ops(verdict.unknown)}.")
+    return Document("budget", _write_title(verdict), parts, main="limits", data=_encode(verdict))
+
+
+def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None, str]], *, added: bool) -> Document:
+    """Return what an update of a budget file changed: (entry, old text or None, new text)."""
+    if not changes:
+        title = f"{plain_name(file)}: {plain_name(name)} is up to date."
+    else:
+        title = f"{plain_name(file)}: {plain_name(name)} {'added' if added else 'updated'}."
+    columns = words("entry", form=printable_short), words("before", form=printable_short), words("after")
+    hidden = [] if any(old is not None for _, old, _ in changes) else ["before"]
+    return Document("budget_update", title, [Table("changes", columns, changes, noun="entry", hidden=hidden)])
+
+
+def _write_title(verdict: BudgetReport) -> str:
+    by = f" (convention {plain_name(verdict.table)})" if verdict.table else ""
     if verdict.kept:
-        return f"{escape(verdict.name)} keeps to its budget{by}."
+        return f"{plain_name(verdict.name)} is within its budget{by}."
     over = any(not finding.kept and finding.value > finding.limit.value for finding in verdict.findings)
-    what = "costs more than it may" if over else "is not what its budget says exactly"
-    return f"{'OVER' if over else 'OFF'} BUDGET: {escape(verdict.name)} {what}{by}."
+    what = "costs more than allowed" if over else "differs from its exact budget"
+    return f"{'OVER' if over else 'OFF'} BUDGET: {plain_name(verdict.name)} {what}{by}."
 
 
-def _write_finding(finding: CheckResult) -> list[str]:
+def _list_findings(findings: Sequence[CheckResult]) -> Table:
+    # In full where a short number would hide that a value is not its limit.
+    alike = any(
+        finding.value != finding.limit.value and format_short(finding.value) == format_short(finding.limit.value)
+        for finding in findings
+    )
+    form = format_thousands if alike else format_short
+    columns = (
+        words("metric", form=_name_metric),
+        words("limit"),
+        doc.number("budget", form=form),
+        doc.number("tolerance", form=lambda share: f"{100 * share:g}%"),
+        doc.number("actual", form=form),
+        doc.difference("difference"),
+        doc.difference("relative", form=format_change),
+        words("verdict"),
+    )
+    hidden = [] if any(finding.limit.tolerance for finding in findings) else ["tolerance"]
+    return Table("limits", columns, [_list_values(finding) for finding in findings], noun="limit", hidden=hidden)
+
+
+def _list_values(finding: CheckResult) -> tuple[Value, ...]:
     limit, value = finding.limit, finding.value
     over = value - limit.value
-    share = f" ({100 * over / limit.value:+.3g}%)" if limit.value and over else ""
-    budget = f"{'exactly' if limit.exact else 'max'} {_figure(limit.value, value)}"
-    if limit.tolerance:
-        budget += f" +{_percent(limit.tolerance)}" if not limit.exact else f" ±{_percent(limit.tolerance)}"
-    difference = f"{'+' if over > 0 else ''}{format_short(over)}{share}" if over else "0"
     state = "ok" if finding.kept else "OVER" if over > 0 else "UNDER"
-    return [limit.figure, budget, _figure(value, limit.value), difference, state]
+    return (
+        limit.figure,
+        "exact" if limit.exact else "max",
+        limit.value,
+        float(limit.tolerance),
+        value,
+        over,
+        over / limit.value if limit.value else None,
+        state,
+    )
 
 
-def _figure(value: int, other: int) -> str:
-    """Return a number in short, or in full where its short form is that of another number."""
-    short = format_short(value)
-    return format_thousands(value) if value != other and short == format_short(other) else short
+def _name_metric(key: str) -> str:
+    return METRICS[key].title if key in METRICS else {"memory": "Peak memory", "unknown": "Unsupported"}.get(key, key)
 
 
-def _percent(share: Fraction) -> str:
-    return f"{float(100 * share):g}%"
-
-
-def _write_sentences(verdict: BudgetReport, escape: Callable[[str], str]) -> list[str]:
-    sentences = []
-    for noun, grown in (("modules", verdict.modules), ("operators", verdict.operators)):
-        more = [growth for growth in grown if growth.difference > 0]
-        if more and not verdict.kept:
-            sentences.append(f"Of the {noun}, these grew most in flops: {_list_growths(more, escape)}.")
-    if verdict.unknown:
-        named = ", ".join(f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in verdict.unknown.items())
-        sentences.append(f"UNKNOWN, so missing from the numbers: {named}.")
-    return sentences
-
-
-def _list_growths(grown: Sequence[Regression], escape: Callable[[str], str]) -> str:
+def _list_regressions(regressions: Sequence[Regression], noun: str) -> Table:
+    """Return the modules or operators whose FLOPs grew most; those alike in all but numbers in their names are one."""
     alike: dict[tuple[str | None, int, int], list[str]] = {}
-    for growth in grown:
-        alike.setdefault((find_pattern(growth.name), growth.before, growth.after), []).append(growth.name)
-    named = []
-    for (_, was, now), names in list(alike.items())[:_SHOWN]:
-        share = f", {100 * (now - was) / was:+.3g}%" if was else ", new"
-        each = " each" if len(names) > 1 else ""
-        numbers = f"{format_short(was)} → {format_short(now)}"
-        named.append(f"{escape(format_range(names))} +{format_short(now - was)}{each} ({numbers}{share})")
-    rest = len(alike) - _SHOWN
-    return "; ".join(named) + (f"; and {format_thousands(rest)} more" if rest > 0 else "")
+    for grown in regressions:
+        if grown.difference > 0:
+            alike.setdefault((find_pattern(grown.name), grown.before, grown.after), []).append(grown.name)
+    rows = [
+        (format_range(names), len(names), before, after, after - before, (after - before) / before if before else None)
+        for (_, before, after), names in alike.items()
+    ]
+    columns = (
+        words(noun, form=lambda name: printable_short(name) or "model"),
+        doc.number("count", form=format_thousands),
+        doc.number("before"),
+        doc.number("after"),
+        doc.difference("difference"),
+        doc.difference("relative", form=format_change),
+    )
+    table = Table(
+        f"{noun}s",
+        columns,
+        rows,
+        title=f"FLOPs of the {noun}s that grew most" + (", each" if any(row[1] > 1 for row in rows) else ""),
+        noun=noun,
+        hidden=[] if any(row[1] > 1 for row in rows) else ["count"],
+    )
+    return table.ranked(top=_SHOWN)
+
+
+def _encode(verdict: BudgetReport) -> dict[str, Any]:
+    columns = _list_findings(()).columns
+    return {
+        "name": verdict.name,
+        "table": verdict.table,
+        "kept": verdict.kept,
+        "limits": [
+            dict(zip([column.key for column in columns], _list_values(finding), strict=True))
+            for finding in verdict.findings
+        ],
+        "modules": [grown._asdict() for grown in verdict.modules],
+        "operators": [grown._asdict() for grown in verdict.operators],
+        "unknown": dict(verdict.unknown),
+    }

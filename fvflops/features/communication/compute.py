@@ -1,4 +1,4 @@
-"""The metric of communication: which bytes each collective of a trace carries, and how many of them travel."""
+"""Read the payload and the bytes on the wire of each collective of a Trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fvflops.features.communication.model import Communication, Transfer, Volume
 from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# Bytes that one rank of n sends for a payload of s bytes, in the algorithms that go round a ring, rounded up to whole
+# Bytes that one rank of n sends for a payload of s bytes with ring algorithms, rounded up to whole
 # bytes. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring all-reduce
 # is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 _WIRE: Mapping[str, Callable[[int, int], int]] = {
@@ -27,7 +27,7 @@ _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "barrier": lambda s, n: 0,
 }
 
-# Op → (the collective, the argument that holds its payload; "" is the result). The payload of an all-gather is what all
+# Op → (the collective, the argument with its payload; "" is the result). The payload of an all-gather is what all
 # ranks together hold, that of a reduce-scatter what each of them puts in.
 _OPS: Mapping[str, tuple[str, str]] = {
     "c10d::allreduce_": ("all_reduce", "tensors"),
@@ -70,7 +70,7 @@ _OPS: Mapping[str, tuple[str, str]] = {
     "_c10d_functional_autograd::all_to_all_single": ("all_to_all", "input"),
     "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
 }
-# What stands beside the collectives in their namespaces, and sends nothing.
+# Ops of the same namespaces that send nothing.
 _SILENT = frozenset(
     {
         "_c10d_functional::wait_tensor",
@@ -91,12 +91,12 @@ class _Read(NamedTuple):
 
 
 def read_communication(trace: Trace) -> Communication:
-    """Return what a rank's trace says that it communicated.
+    """Return the communication of a rank's Trace.
 
-    A payload is in bytes; an all-gather's is what all ranks together hold, a reduce-scatter's what each puts in, as in
-    NVIDIA's nccl-tests. On the wire go 2(n-1)/n of it for an all-reduce among n ranks, (n-1)/n for an all-gather, a
-    reduce-scatter and an all-to-all, all of it for the others: what one rank sends round a ring. Ops of torch's
-    communicating namespaces that are not known here are in `unknown` with their calls.
+    A payload is in bytes; an all-gather's is the gathered tensor, a reduce-scatter's the input of one rank, as in
+    NVIDIA's nccl-tests. On the wire one rank of n sends, with ring algorithms, 2(n-1)/n of it for an all-reduce,
+    (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, all of it for the others. Ops of torch's
+    communicating namespaces that are not supported are in `unknown` with their calls.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()

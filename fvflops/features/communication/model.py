@@ -1,4 +1,4 @@
-"""The communication: what a rank sent and received, by collective, group, module and phase."""
+"""Communication of one rank, by collective, group, module and phase."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Key = TypeVar("Key")
 
 
 class Volume(NamedTuple):
-    """How much was communicated: calls, their payload in bytes, and the bytes on the wire.
+    """Calls, their payload in bytes, and the bytes on the wire.
 
-    `wire` is what one rank sends, and receives as much, where the algorithm goes round a ring; it is None where the
-    size of a group is not known.
+    `wire` is what one rank sends, and receives, with ring algorithms; it is None where the group's size is not known.
     """
 
     calls: int = 0
@@ -25,7 +24,7 @@ class Volume(NamedTuple):
     wire: int | None = 0
 
     def plus(self, other: Volume) -> Volume:
-        """Return the sum of two volumes; something unknown stays unknown.
+        """Return the sum of two volumes; None stays None.
 
         >>> Volume(1, 8, 4).plus(Volume(2, 8, None))
         Volume(calls=3, payload=16, wire=None)
@@ -37,8 +36,8 @@ class Volume(NamedTuple):
 class Transfer(NamedTuple):
     """All calls of one collective on one size of payload, in one scope and phase.
 
-    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" where
-    it has none (a barrier).
+    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is the payload's,
+    "" for a barrier.
     """
 
     collective: str
@@ -51,7 +50,7 @@ class Transfer(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What transfers are told apart by in a report: the collective, the group's axis (or name) and size, the dtype."""
+    """The key of a report's row: the collective, the group's axis (or name) and size, the dtype."""
 
     collective: str
     axis: str
@@ -61,7 +60,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The transfers of one rank, and the questions they answer; `unknown` are communicating ops that nobody reads.
+    """The transfers of one rank, summed in several ways; `unknown` are communicating ops that are not supported.
 
     >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
     >>> one = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
@@ -85,7 +84,7 @@ class Communication:
         return self._by(lambda item: [item.collective])
 
     def by_axis(self) -> dict[str, Volume]:
-        """Return axis of the mesh, or the name of a group that lies along none → volume."""
+        """Return mesh axis, or the name of a group along none → volume."""
         return self._by(lambda item: [_route(item).axis])
 
     def by_phase(self) -> dict[str, Volume]:
@@ -93,7 +92,7 @@ class Communication:
         return self._by(lambda item: [item.phase])
 
     def by_module(self) -> dict[str, Volume]:
-        """Return module name → volume, of what the module that was called last communicated, and its parents."""
+        """Return module name → volume, submodules included."""
         return self._by(lambda item: _with_parents(item.scope))
 
     def _by(self, keys_of: Callable[[Transfer], Iterable[Key]]) -> dict[Key, Volume]:

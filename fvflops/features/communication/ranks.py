@@ -1,4 +1,4 @@
-"""The ranks: the traces of a distributed run, one of each process, and what they come to side by side."""
+"""Traces of a distributed run, one for each rank, and their totals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ByRank:
 
     @property
     def most(self) -> int:
-        """The most of any rank: all others wait for it."""
+        """The most of any rank, for which the others wait."""
         return max(self.by_rank.values())
 
 
@@ -57,9 +57,9 @@ class Ranks:
     traces: Mapping[int, Trace]
 
     def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
-        """Return the flops of each rank in a module, 0 where a rank lacks it; a name that no rank has raises KeyError.
+        """Return the FLOPs of each rank in a module, 0 where a rank lacks it; a name that no rank has raises KeyError.
 
-        A table that stops at an op which the traces look into raises TraceError.
+        A table with a row for an op that the Traces have decomposed raises TraceError.
         """
         holders = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
         if not holders:
@@ -72,7 +72,7 @@ class Ranks:
         )
 
     def macs(self, *, table: str | FormulaTable = "default") -> ByRank:
-        """Return the multiply-adds of each rank."""
+        """Return the MACs of each rank."""
         return ByRank({rank: _analyse(trace, table).macs() for rank, trace in self.traces.items()})
 
     def communication(self) -> Mapping[int, Communication]:
@@ -80,7 +80,7 @@ class Ranks:
         return {rank: read_communication(trace) for rank, trace in self.traces.items()}
 
     def payload(self) -> ByRank:
-        """Return the bytes that each rank's collectives carried."""
+        """Return the payload of each rank's collectives in bytes."""
         return ByRank({rank: item.total().payload for rank, item in self.communication().items()})
 
     def merged(self) -> Trace:
@@ -89,11 +89,11 @@ class Ranks:
 
 
 def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks | None:
-    """Return the traces of all ranks of a process group, by global rank, over that group; all its ranks must call this.
+    """Return the Traces of all ranks of a process group, by global rank; all its ranks must call this.
 
-    What travels is the aggregated form, as JSON. With `dst`, a global rank, only that rank gets the result and the
-    others None. `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering
-    itself is no part of any trace.
+    They are sent aggregated, as JSON. With `dst`, a global rank, only that rank gets the result and the others None.
+    `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering itself is in
+    no Trace.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(

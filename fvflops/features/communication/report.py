@@ -1,48 +1,40 @@
-"""The communication report: what a rank sends and receives, a line for each collective and group."""
+"""What a rank sends and receives, a row for each collective and group."""
 
 from __future__ import annotations
 
-from fvflops.features.communication.model import Communication, Route, Volume
-from fvflops.reports.names import printable_short
-from fvflops.reports.text.pipe_table import pipe_table
+from fvflops.features.communication.model import Communication
+from fvflops.reports.document import Document, Part, Table, number, words
+from fvflops.reports.formats import write_document
+from fvflops.reports.names import list_ops, printable_short
 from fvflops.units import format_thousands
 
-_HEADERS = ("collective", "over", "ranks", "dtype", "calls", "payload, bytes", "on the wire, bytes")
+_COLUMNS = (
+    words("collective", form=printable_short),
+    words("axis", form=printable_short),
+    number("ranks", form=format_thousands),
+    words("dtype", form=printable_short),
+    number("calls", form=format_thousands),
+    number("payload", "payload (B)", form=format_thousands),
+    number("wire", "on the wire (B)", form=format_thousands, missing="?"),
+)
 
 
 def render(communication: Communication) -> str:
-    """Return the communication as a table, and what of it nobody could read.
+    """Return the communication as text.
 
     >>> print(render(Communication((), {"symm_mem::fused": 2})))
-    UNKNOWN, so missing from the bytes: symm_mem::fused (2).
+    Unsupported, so not in the bytes: symm_mem::fused (2 calls).
     >>> print(render(Communication(())))
-    Nothing is communicated.
+    No communication.
     """
-    parts = []
-    routes = communication.by_route()
-    if routes:
-        rows = [_row(route, volume) for route, volume in routes.items()]
-        total = communication.total()
-        parts.append(pipe_table(_HEADERS, [*rows, ("total", "", "", "", *_figures(total))]))
+    return write_document(Document("communication", parts=communication_parts(communication)))
+
+
+def communication_parts(communication: Communication) -> list[Part]:
+    """Return the table of what is communicated, and which ops of unknown traffic it lacks."""
+    rows = [(*route, *volume) for route, volume in communication.by_route().items()]
+    total = ("total", None, None, None, *communication.total())
+    parts: list[Part] = [Table("communication", _COLUMNS, rows, total=total, noun="collective")]
     if communication.unknown:
-        named = ", ".join(
-            f"{printable_short(op)} ({format_thousands(calls)})" for op, calls in communication.unknown.items()
-        )
-        parts.append(f"UNKNOWN, so missing from the bytes: {named}.")
-    return "\n\n".join(parts) or "Nothing is communicated."
-
-
-def _row(route: Route, volume: Volume) -> tuple[str, ...]:
-    size = "?" if route.size is None else format_thousands(route.size)
-    return (
-        printable_short(route.collective),
-        printable_short(route.axis),
-        size,
-        printable_short(route.dtype),
-        *_figures(volume),
-    )
-
-
-def _figures(volume: Volume) -> tuple[str, str, str]:
-    wire = "?" if volume.wire is None else format_thousands(volume.wire)
-    return format_thousands(volume.calls), format_thousands(volume.payload), wire
+        parts.append(f"Unsupported, so not in the bytes: {list_ops(communication.unknown)}.")
+    return parts if rows or communication.unknown else [*parts, "No communication."]

@@ -1,4 +1,4 @@
-"""The subtraction: what one run of a model comes to, less what another does, module by module."""
+"""Difference of two counted runs, by module and operator."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fvflops.trace.module_tree import innermost
 _NOTHING = Figures()
 _Labels = Mapping[str, Figures]
 
-# From the most to the least that is known of an op.
+# From the most to the least certain.
 _ORDER = tuple(status.value for status in (Status.COUNTED, Status.FREE, Status.OMITTED, Status.UNKNOWN))
 
 
 @dataclass(frozen=True, slots=True)
 class CountedRun:
-    """One run as it is compared: its name, inputs and notes, and its counts of flops and of activations."""
+    """One counted run: its name, inputs and notes, with its FLOPs and activations."""
 
     name: str
     inputs: str
@@ -38,8 +38,8 @@ class CountedRun:
 def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multiply_add: int = 1) -> ModelDifference:
     """Return what changed from a first run to a second; both are counted by one table.
 
-    Work belongs to the module that was called last when it ran. Modules are matched as
-    `fvflops.features.diff.module_matching` says.
+    Each op belongs to the innermost module that it ran under. `fvflops.features.diff.module_matching` has the rule by
+    which modules are matched.
     """
     before, after = _gather(first), _gather(second)
     trees = first.flops.modules, second.flops.modules
@@ -69,7 +69,7 @@ def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multi
 
 
 def _gather(run: CountedRun) -> dict[str, dict[str, Figures]]:
-    """Return module → label → figures of the work that is its own."""
+    """Return module → label → figures, without those of its submodules."""
     sums: dict[str, dict[str, Figures]] = {}
 
     def add(scope: tuple[str, ...], label: str, figures: Figures) -> None:
@@ -90,7 +90,7 @@ def _freeze(labels: _Labels) -> frozenset[tuple[str, Figures]]:
 
 
 def _parameters(tree: ModuleTree) -> dict[str, int]:
-    """Return module → the elements of the parameters that it holds itself."""
+    """Return module → the elements of its own parameters."""
     sums: dict[str, int] = {}
     for parameter in tree.parameters():
         owner = parameter.name.rpartition(".")[0]

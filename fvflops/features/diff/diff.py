@@ -1,4 +1,4 @@
-"""The diff: what a change of a model changed in its cost."""
+"""Compare the costs of two models, Traces or files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 
 _NOTES = {
-    "supposed": "supposed, for want of a number: {}",
-    "bounds": "an upper bound, as this was taken to keep all it is given: {}",
+    "supposed": "ASSUMED (data-dependent): {}",
+    "bounds": "an upper bound, with all elements kept by {}",
 }
 
 
@@ -35,11 +35,11 @@ class PrintedDifference(ModelDifference):
 
     def to_markdown(self) -> str:
         """Return the report in GitHub's Markdown."""
-        return report.render_markdown(self)
+        return report.render(self, format="markdown")
 
     def to_json(self) -> str:
         """Return all of it as JSON text, exact."""
-        return report.render_json(self)
+        return report.render(self, format="json")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -55,12 +55,12 @@ def diff(
     names: tuple[str, str] | None = None,
     **options: Any,
 ) -> PrintedDifference:
-    """Return what is different in `b`: flops, multiply-adds, activations and parameters by module and by operator.
+    """Return the differences of `b` from `a` in FLOPs, MACs, activations and parameters, by module and operator.
 
     Each of `a` and `b` is a Trace, an analysis (of which only the Trace is taken), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
-    file. `names` are what the report calls them. `options` are those of FlopCountAnalysis. Renamed modules are matched;
-    `fvflops.features.diff.module_matching` has the rule. A file that cannot be read raises TraceError or ValueError.
+    file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
+    by the rule of `fvflops.features.diff.module_matching`. A file that cannot be read raises TraceError or ValueError.
 
     >>> import torch
     >>> def net(width):
@@ -82,7 +82,7 @@ def diff(
 def diff_traces(
     first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
 ) -> PrintedDifference:
-    """Return what is different in the second of two Traces, counted by a table."""
+    """Return the differences of the second of two Traces, counted by a table."""
     runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
     found = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
     return PrintedDifference(**{part.name: getattr(found, part.name) for part in fields(found) if part.init})
@@ -121,5 +121,5 @@ def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
     activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
-        notes += ("the run raised, and this is what it did until then",)
+        notes += ("the run raised an error, and is counted up to it",)
     return CountedRun(name, trace.info.inputs, flops.counts(), activations.counts(), notes)

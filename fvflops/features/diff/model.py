@@ -1,4 +1,4 @@
-"""The difference of two runs: what each module and operator came to before and after, as plain data."""
+"""Costs of modules and operators before and after a change, as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEASURES = ("flops", "macs", "activations", "parameters")
 
 
 class Figures(NamedTuple):
-    """What something comes to; `calls` are of ops that do arithmetic, whether the table counts them or not."""
+    """Costs of a module or operator; `calls` excludes zero-FLOP ops."""
 
     flops: int = 0
     macs: int = 0
@@ -24,7 +24,7 @@ class Figures(NamedTuple):
 
 
 def sum_figures(parts: Iterable[Figures]) -> Figures:
-    """Return what parts come to together.
+    """Return the sum of figures.
 
     >>> sum_figures([Figures(flops=2, calls=1), Figures(flops=3, parameters=6)])
     Figures(flops=5, macs=0, activations=0, parameters=6, calls=1)
@@ -47,20 +47,20 @@ class Change(NamedTuple):
 
     @property
     def difference(self) -> int:
-        """What came on top; less than 0 where it became less."""
+        """After minus before."""
         return self.after - self.before
 
     @property
     def ratio(self) -> float | None:
-        """After by before; None where there was nothing before."""
+        """After divided by before; None where before is 0."""
         return self.after / self.before if self.before else None
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorChange:
-    """An operator's label with its figures before and after; it has no parameters.
+    """An operator's label with its figures before and after.
 
-    `status` is the last of "counted", "free", "omitted" and "unknown" that any of its calls has.
+    `status` is the last of "counted", "free", "omitted" and "unknown" among its calls.
     """
 
     label: str
@@ -75,10 +75,10 @@ class OperatorChange:
 
 @dataclass(frozen=True, slots=True)
 class ModuleChange:
-    """A module with what it did itself, without its submodules, before and after.
+    """A module with its figures before and after, without those of its submodules.
 
-    `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those of
-    its ops whose figures differ. `follows` says that a name differs only because that of a module around it does.
+    `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those
+    whose figures differ. `follows` is whether its name differs only by its parent's.
     """
 
     before_name: str | None
@@ -97,7 +97,7 @@ class ModuleChange:
 
     @property
     def kind(self) -> str:
-        """How it changed: "added", "removed", "changed", "renamed" (and nothing else), or "unchanged"."""
+        """One of "added", "removed", "changed", "renamed" (only) and "unchanged"."""
         if self.before_name is None:
             return "added"
         if self.after_name is None:
@@ -112,7 +112,7 @@ class ModuleChange:
 
 
 class Side(NamedTuple):
-    """One of the two runs: what it is called, its inputs, and op → calls of what the table has no row for."""
+    """One of the two runs: its name, inputs, and unsupported op → calls."""
 
     name: str
     inputs: str = ""
@@ -122,7 +122,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """What changed between two runs, by module and by operator; it is true if anything did.
+    """Differences between two runs by module and operator; true if there are any.
 
     `modules` are all modules, those of the second run in their order and then the removed ones; `operators` are all
     labels. The figures of the modules add up to those of the runs.
@@ -152,12 +152,12 @@ class ModelDifference:
         return any(module.kind != "unchanged" for module in self.modules) or bool(self.by_operator())
 
     def total(self, measure: str = "flops") -> Change:
-        """Return a figure of the whole model, by its name in `MEASURES` or "calls"."""
+        """Return a figure of the model, by its name in `MEASURES` or "calls"."""
         before, after = self._totals
         return Change(getattr(before, measure), getattr(after, measure))
 
     def by_module(self, measure: str = "flops") -> tuple[ModuleChange, ...]:
-        """Return the modules that were added, removed, renamed or changed, the largest difference first."""
+        """Return the modules that are not unchanged, the largest difference first."""
         return tuple(sorted(self._changed(), key=lambda module: _rank(module, measure)))
 
     def by_operator(self, measure: str = "flops") -> tuple[OperatorChange, ...]:

@@ -1,15 +1,15 @@
-"""The counterparts: which module of a second model stands for which of a first, under another name too.
+"""Match the modules of two models, renamed ones too.
 
-The rule, for the submodules of two modules that stand for each other, beginning with the two models:
+Submodules of two matched modules are matched by these rules, beginning with the two models:
 
-1. In a list (all names are numbers on both sides) the order counts: difflib aligns those that are alike in all that is
-   inside them (classes, shapes of parameters, counts); in the gaps between these, those alike in classes and shapes;
-   in the gaps left, those of one class; and gaps of one length on both sides are matched one by one.
-2. Elsewhere the name counts: one name and class; then, of the rest, those alike in all that is inside; alike in classes
-   and shapes; of one name; and at last two that are the only ones left of their class.
+1. In a list (all names are numbers on both sides) by order: difflib aligns modules of equal content (classes, parameter
+   shapes and counts, submodules included); in the gaps, modules of equal classes and shapes; in the gaps left, modules
+   of one class; gaps of one length on both sides are matched one by one.
+2. Elsewhere by name: equal name and class; then, of the rest, equal content; equal classes and shapes; equal name; and
+   last, two that are the only ones left of their class.
 
-Then a module without counterpart that holds parameters or counts anything stands for one anywhere else that is alike in
-all that is inside it, or in classes and shapes. Where one model as a whole stands in the other, they are matched there.
+Then an unmatched module with parameters or costs is matched anywhere in the other model by equal content, or by equal
+classes and shapes. Where one model contains the other as a whole, they are matched there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fvflops.trace import ModuleTree
 
 Pair = tuple[str, str]
 
-_MOST = 1_000_000  # pairs that difflib may look at; beyond, only the same beginning and end are aligned
+_MOST = 1_000_000  # pairs for difflib; beyond, only an equal beginning and end are aligned
 
 
 @dataclass(frozen=True, slots=True)
 class _TreeFingerprint:
-    """A tree as the rule sees it; equal numbers mean alike in class, in classes and shapes inside, or in all inside."""
+    """A module tree by content; equal numbers mean equal classes, equal classes and shapes, or equal content."""
 
     order: tuple[str, ...]
     children: Mapping[str, list[str]]
@@ -39,7 +39,7 @@ class _TreeFingerprint:
     heavy: frozenset[str]
 
 
-# From alike in everything to alike in little.
+# From equal content to equal class.
 _LEVELS: Sequence[Callable[[_TreeFingerprint], Mapping[str, int]]] = (
     lambda look: look.whole,
     lambda look: look.shapes,
@@ -53,9 +53,9 @@ def match_modules(
     first_counts: Mapping[str, Hashable] | None = None,
     second_counts: Mapping[str, Hashable] | None = None,
 ) -> dict[str, str]:
-    """Return name in the first tree → name of its counterpart in the second, for the modules that have one.
+    """Return name in the first tree → name of the matched module in the second.
 
-    The counts are whatever is equal for modules that cost the same, by name; a module without any is not named.
+    The counts are module name → any value that is equal for equal costs; modules without costs are not in them.
 
     >>> from fvflops.trace import ModuleInfo
     >>> one = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "act": "ReLU"}.items()})
@@ -92,7 +92,7 @@ def _fingerprint(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict
     def number(*parts: Hashable) -> int:
         return numbers.setdefault(parts, len(numbers))
 
-    for place in reversed(places):  # a parent stands before its children
+    for place in reversed(places):  # a parent comes before its children
         held = tuple(parameter.spec.shape for parameter in place.parameters)
         inside = children[place.name]
         classes[place.name] = number("class", place.class_name)
@@ -105,7 +105,7 @@ def _fingerprint(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict
 
 
 def _find_root(one: _TreeFingerprint, two: _TreeFingerprint) -> Pair:
-    """Return the two modules to begin with: the models, or one of them and where it stands in the other."""
+    """Return the two modules to begin with: the models, or one of them and where the other contains it."""
     if one.whole[""] == two.whole[""]:
         return "", ""
     for alike in _LEVELS:
@@ -122,7 +122,7 @@ def _find_root(one: _TreeFingerprint, two: _TreeFingerprint) -> Pair:
 
 
 def _descend(one: _TreeFingerprint, two: _TreeFingerprint, start: Pair, pairs: dict[str, str], taken: set[str]) -> None:
-    """Pair two modules and, by the rule, what is inside them."""
+    """Match two modules and then their submodules."""
     queue = [start]
     while queue:
         mine, yours = queue.pop()
@@ -144,7 +144,7 @@ def _is_position(name: str) -> bool:
 def _align(
     left: list[str], right: list[str], levels: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> list[Pair]:
-    """Return the pairs of two sequences: by the first level, and in the gaps by the next ones."""
+    """Return the pairs of two sequences by the first level, and in the gaps by the next ones."""
     if not left or not right:
         return []
     if not levels:
@@ -161,7 +161,7 @@ def _align(
 
 
 def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (place in the first, place in the second, length) of what two sequences have in common, in order."""
+    """Yield (index in the first, index in the second, length) of the common blocks of two sequences, in order."""
     shorter = min(len(left), len(right))
     head = next((index for index in range(shorter) if left[index] != right[index]), shorter)
     rest = shorter - head
@@ -175,7 +175,7 @@ def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, 
 
 
 def _match_names(one: _TreeFingerprint, two: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
-    """Return the pairs of two sets of names."""
+    """Return the pairs of two sets of submodules by name."""
 
     def key(name: str) -> str:
         return name.rpartition(".")[2]
@@ -215,7 +215,7 @@ def _find_moved(
     pairs: Mapping[str, str],
     taken: set[str],
 ) -> Iterator[Pair]:
-    """Yield the pairs that stand at different places of the trees, what holds more first."""
+    """Yield the pairs of modules under different parents, parents first."""
     waiting: dict[int, deque[str]] = {}
     mine, yours = alike(one), alike(two)
     for name in two.order:

@@ -1,11 +1,11 @@
-"""The difference report: what a change of a model changed in its cost, largest first, as text, Markdown or JSON."""
+"""What a change of a model changed in its cost, largest first."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fvflops.counting.metrics import METRICS
 from fvflops.features.diff.model import (
     MEASURES,
     Change,
@@ -13,26 +13,27 @@ from fvflops.features.diff.model import (
     ModelDifference,
     ModuleChange,
     OperatorChange,
+    Side,
     sum_figures,
 )
-from fvflops.reports.names import markdown_name, plain_name
+from fvflops.reports import document as doc
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, words
+from fvflops.reports.formats import write_document
+from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
-from fvflops.reports.text.text_table import text_table
-from fvflops.units import format_quantity, format_ratio, format_short, format_thousands
+from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
-SCHEMA = 1
-TOP = 20
-_FORMAT = "fvflops.difference"
+TOP = 20  # rows of a table
 _NAMED = 6  # names in one sentence
-_LONGEST = 120  # characters of a name
 _ARROW = " → "
-
-Escape = Callable[[str], str]
-_Table = tuple[list[str], list[list[str]]]
+_HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
+# A status as people read it.
+_STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "unknown": "unsupported"}
+_PLAIN = ("counted", "zero-FLOP")
 
 
 class _Row(NamedTuple):
-    """Modules that changed alike, such as those of all layers of a model: they stand in one row with their sum."""
+    """Modules that changed alike, such as those of all layers of a model: one row with their sum."""
 
     name: str
     modules: tuple[ModuleChange, ...]
@@ -49,164 +50,149 @@ class _Row(NamedTuple):
         return Change(getattr(self.before, measure), getattr(self.after, measure))
 
 
-def render(difference: ModelDifference, *, measure: str = "flops", top: int = TOP) -> str:
-    """Return the difference as text: the totals, then the `top` modules and operators of which `measure` changed most.
+def render(difference: ModelDifference, *, measure: str = "flops", top: int = TOP, format: str = "text") -> str:
+    """Return the report as text of a format, `top` modules and operators of it; JSON has all."""
+    return write_document(difference_report(difference, measure=measure).ranked(top=top), format)
+
+
+def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
+    """Return the totals, and the modules and operators that differ, those of which `measure` changed most first.
 
     Modules that changed alike, and whose names differ in numbers only, are one row. An unknown measure raises
     ValueError.
     """
-    _check(measure)
-    blocks = [*_write_heads(difference, plain_name), _draw(_list_totals(difference))]
-    if not difference:
-        return "\n\n".join(["\n".join(blocks[:-1]), blocks[-1], _say_nothing(difference)])
-    heads, totals = "\n".join(blocks[:-1]), blocks[-1]
-    blocks = [heads, totals]
-    for title, table, more in _list_tables(difference, measure, top, plain_name):
-        blocks.append("\n".join([title, _draw(table, left=3 if table[0][0] == "change" else 1), *more]))
-    return "\n\n".join([*blocks, "\n".join(_write_sentences(difference, plain_name))])
-
-
-def render_markdown(difference: ModelDifference, *, measure: str = "flops", top: int = TOP) -> str:
-    """Return the difference in GitHub's Markdown, as the summary of a step; the arguments are those of `render`."""
-    _check(measure)
-    flops = difference.total(measure)
-    verdict = f"{measure} {_sign(flops)} ({_percent(flops)})" if flops.difference else f"{measure} unchanged"
-    lines = [
-        f"### Cost of the model: {verdict}",
-        "",
-        *(f"- {head}" for head in _write_heads(difference, markdown_name)),
-        "",
+    if measure not in MEASURES:
+        raise ValueError(f"a difference is ranked by one of {', '.join(MEASURES)}, not by {measure!r}")
+    total, title = difference.total(measure), METRICS[measure].title
+    share = "from 0" if total.ratio is None else format_change(total.difference / total.before)
+    verdict = f"{title} {format_signed(total.difference)} ({share})" if total.difference else f"{title} unchanged"
+    parts: list[Part] = [
+        Items("", _describe_sides(difference)),
+        _list_totals(difference),
+        _list_modules(difference, measure),
+        _list_operators(difference, measure),
+        Items("", _write_sentences(difference)) if difference else _describe_equality(difference),
     ]
-    lines += _pipe(_list_totals(difference))
-    if not difference:
-        return "\n".join([*lines, "", _say_nothing(difference)])
-    for title, table, more in _list_tables(difference, measure, top, markdown_name):
-        lines += ["", f"**{title}**", "", *_pipe(table, words=3 if table[0][0] == "change" else 1)]
-        lines += ["", *more] if more else []
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in _write_sentences(difference, markdown_name))])
-
-
-def render_json(difference: ModelDifference) -> str:
-    """Return the difference as JSON text, every number exact."""
-    return json.dumps(
-        {
-            "format": _FORMAT,
-            "schema": SCHEMA,
-            "table": difference.table,
-            "multiply_add": difference.multiply_add,
-            "before": _encode_side(difference.before),
-            "after": _encode_side(difference.after),
-            "total": {name: _encode(difference.total(name)) for name in (*MEASURES, "calls")},
-            "modules": [_encode_module(module) for module in difference.by_module()],
-            "operators": [_encode_operator(operator) for operator in difference.by_operator()],
-            "unchanged": {
-                "modules": len(difference.modules) - len(difference.by_module()),
-                "operators": len(difference.operators) - len(difference.by_operator()),
-            },
-        },
-        indent=2,
+    return Document(
+        "difference",
+        f"Cost of the model: {verdict}",
+        parts,
+        main="modules",
+        also=("operators",),
+        data=_encode_difference(difference),
     )
 
 
-def _check(measure: str) -> None:
-    if measure not in MEASURES:
-        raise ValueError(f"a difference is ranked by one of {', '.join(MEASURES)}, not by {measure!r}")
-
-
-def _write_heads(difference: ModelDifference, escape: Escape) -> list[str]:
-    heads = []
+def _describe_sides(difference: ModelDifference) -> list[str]:
+    lines = []
     for word, side in (("before", difference.before), ("after", difference.after)):
-        name = "" if side.name == word else f" {escape(side.name)}"
-        heads.append(f"{word}:{name}{f' on {escape(side.inputs)}' if side.inputs else ''}")
-    flops = format_quantity(difference.multiply_add, "flop")
-    return [*heads, f"Counted by the table {escape(difference.table)}, in which one multiply-add is {flops}."]
+        name = "" if side.name == word else f" {plain_name(side.name)}"
+        lines.append(f"{word}:{name}{f' on {plain_name(side.inputs)}' if side.inputs else ''}")
+    return [
+        *lines,
+        f"convention: {plain_name(difference.table)} (a MAC is {format_quantity(difference.multiply_add, 'FLOP')})",
+    ]
 
 
-def _say_nothing(difference: ModelDifference) -> str:
+def _describe_equality(difference: ModelDifference) -> str:
     modules, operators = len(difference.modules), len(difference.operators)
-    same = f"{format_quantity(modules, 'module')} and {format_quantity(operators, 'operator')}"
-    return f"No difference: {same} are as before."
+    return f"No difference in {format_quantity(modules, 'module')} and {format_quantity(operators, 'operator')}."
 
 
-def _list_totals(difference: ModelDifference) -> _Table:
-    rows = [[measure, *_numbers(difference.total(measure))] for measure in MEASURES]
-    return ["total", "before", "after", "difference", "ratio"], rows
+def _list_totals(difference: ModelDifference) -> Table:
+    rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
+    return Table("totals", (words("metric"), *_number_columns()), rows, noun="metric")
 
 
-def _list_tables(
-    difference: ModelDifference, measure: str, top: int, escape: Escape
-) -> Iterable[tuple[str, _Table, list[str]]]:
-    """Yield a title, a table and what is said below it, for modules and for operators."""
+def _list_modules(difference: ModelDifference, measure: str) -> Table:
+    """Return the modules with a difference in any measure."""
     rows = [row for row in _group(difference.by_module(measure), measure) if _counts(row)]
-    if rows:
-        others = _others(rows, measure, MEASURES)
-        cells = [
-            [
-                row.modules[0].kind,
-                escape(row.name or "(model)"),
-                _class_of(row.modules[0], escape),
-                *_numbers(row.change(measure)),
-                *(_sign(row.change(other)) for other in others),
-            ]
-            for row in rows[:top]
-        ]
-        headers = ["change", "module", "class", *_headers(measure), *others]
-        title = "Modules, each without its submodules, by difference:"
-        yield title, (headers, cells), _tell_rest(rows, top, measure)
-    operators = difference.by_operator(measure)
-    if operators:
-        others = _others(operators, measure, (*MEASURES[:3], "calls"))
-        cells = [
-            [
-                escape(operator.label) + ("" if operator.status in ("counted", "free") else f" ({operator.status})"),
-                *_numbers(operator.change(measure)),
-                *(_sign(operator.change(other)) for other in others),
-            ]
-            for operator in operators[:top]
-        ]
-        yield (
-            "Operators, by difference:",
-            (["operator", *_headers(measure), *others], cells),
-            _tell_rest(operators, top, measure),
+    others = _order_others(measure, MEASURES)
+    columns = (
+        words("module", form=lambda name: printable_short(name) or "model", keep=True),
+        words("change"),
+        words("class", form=printable_short),
+        *_number_columns(),
+        *map(_difference_column, others),
+    )
+    cells = [
+        (
+            row.name,
+            row.modules[0].kind,
+            _class_of(row.modules[0]),
+            *_list_numbers(row.change(measure)),
+            *(row.change(other).difference for other in others),
         )
+        for row in rows
+    ]
+    hidden = _find_repeated(rows, measure, others)
+    return Table(
+        "modules",
+        columns,
+        cells,
+        title=f"Modules without their submodules, by {METRICS[measure].title}",
+        summed="difference",
+        hidden=hidden if {row.modules[0].kind for row in rows} - {"changed"} else [*hidden, "change"],
+    )
 
 
-def _headers(measure: str) -> list[str]:
-    return [f"{measure} before", "after", "difference", "ratio"]
+def _list_operators(difference: ModelDifference, measure: str) -> Table:
+    operators = difference.by_operator(measure)
+    others = _order_others(measure, (*MEASURES[:3], "calls"))
+    statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
+    columns = (
+        words("operator", form=printable_short),
+        words("status"),
+        *_number_columns(),
+        *map(_difference_column, others),
+    )
+    cells = [
+        (
+            operator.label,
+            status,
+            *_list_numbers(operator.change(measure)),
+            *(operator.change(other).difference for other in others),
+        )
+        for operator, status in zip(operators, statuses, strict=True)
+    ]
+    hidden = _find_repeated(operators, measure, others)
+    return Table(
+        "operators",
+        columns,
+        cells,
+        title=f"Operators, by {METRICS[measure].title}",
+        summed="difference",
+        hidden=hidden if set(statuses) - set(_PLAIN) else [*hidden, "status"],
+    )
 
 
-def _others(rows: Sequence[_Row | OperatorChange], measure: str, measures: Sequence[str]) -> list[str]:
-    """Return the measures that get a column: those that tell more than what stands there already."""
-    told = [[row.change(measure).difference for row in rows]]
-    others = []
-    for other in measures:
+def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
+    """Return the other measures, FLOPs and MACs last, since one of them says much of what the other does."""
+    return sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+
+
+def _number_columns() -> tuple[Column, ...]:
+    ratio = doc.number("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
+    return doc.number("before"), doc.number("after"), doc.difference("difference"), ratio
+
+
+def _difference_column(measure: str) -> Column:
+    return doc.difference(measure, _HEADINGS[measure])
+
+
+def _list_numbers(change: Change) -> tuple[Value, ...]:
+    return change.before, change.after, change.difference, change.ratio
+
+
+def _find_repeated(rows: Sequence[_Row | OperatorChange], measure: str, others: Sequence[str]) -> list[str]:
+    """Return the measures without a difference, and that of FLOPs and MACs which only repeats the other."""
+    main = [row.change(measure).difference for row in rows]
+    repeated = []
+    for other in others:
         column = [row.change(other).difference for row in rows]
-        if other != measure and any(column) and not (column in told and {other, measure} == {"flops", "macs"}):
-            others.append(other)
-    return others
-
-
-def _numbers(change: Change) -> list[str]:
-    ratio = "" if change.ratio is None or not change.after else f"×{format_ratio(change.ratio)}"
-    return [format_short(change.before), format_short(change.after), _sign(change), ratio]
-
-
-def _sign(change: Change) -> str:
-    return f"{'+' if change.difference > 0 else ''}{format_short(change.difference)}" if change.difference else "0"
-
-
-def _percent(change: Change) -> str:
-    if change.ratio is None:
-        return "from nothing"
-    return f"{100 * change.difference / change.before:+.3g}%"
-
-
-def _tell_rest(rows: Sequence[_Row | OperatorChange], top: int, measure: str) -> list[str]:
-    rest = rows[top:]
-    if not rest:
-        return []
-    value = sum(row.change(measure).difference for row in rest)
-    return [f"and {format_quantity(len(rest), 'more row')}, with {_sign(Change(0, value))} {measure} together"]
+        if not any(column) or (column == main and {other, measure} == {"flops", "macs"}):
+            repeated.append(other)
+    return repeated
 
 
 def _counts(row: _Row) -> bool:
@@ -214,7 +200,7 @@ def _counts(row: _Row) -> bool:
 
 
 def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
-    """Return the modules in rows: those alike in all but the numbers in their names share one."""
+    """Return the modules in rows; those alike in all but the numbers in their names share one."""
     alike: dict[tuple[Any, ...], list[ModuleChange]] = {}
     for module in modules:
         key = (
@@ -229,90 +215,97 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
 def _name_rows(group: Sequence[ModuleChange]) -> str:
     before = format_range([module.before_name for module in group if module.before_name is not None])
     after = format_range([module.after_name for module in group if module.after_name is not None])
-    name = after if before in ("", after) else before if not after else f"{before or '(model)'}{_ARROW}{after}"
+    name = after if before in ("", after) else before if not after else f"{before or 'model'}{_ARROW}{after}"
     if group[0].before_name == "" and after:
-        name = f"(model){_ARROW}{after}"
+        name = f"model{_ARROW}{after}"
     if group[0].after_name == "" and before:
-        name = f"{before}{_ARROW}(model)"
+        name = f"{before}{_ARROW}model"
     return name + (f" × {len(group)}" if len(group) > 1 else "")
 
 
-def _class_of(module: ModuleChange, escape: Escape) -> str:
-    before, after = escape(module.before_class), escape(module.after_class)
+def _class_of(module: ModuleChange) -> str:
+    before, after = module.before_class, module.after_class
     return before + _ARROW + after if before and after and before != after else after or before
 
 
-def _write_sentences(difference: ModelDifference, escape: Escape) -> list[str]:
+def _write_sentences(difference: ModelDifference) -> list[str]:
     modules = difference.by_module()
     quiet = [row for row in _group(modules, "flops") if not _counts(row)]
     sentences = []
     for kind, text in (
-        ("changed", "Changed, with the same figures"),
-        ("added", "Added, without parameters and counts"),
-        ("removed", "Removed, without parameters and counts"),
-        ("renamed", "Renamed, and otherwise as before"),
+        ("changed", "Changed at the same cost"),
+        ("added", "Added without cost or parameters"),
+        ("removed", "Removed without cost or parameters"),
+        ("renamed", "Renamed only"),
     ):
-        told = [
+        listed = [
             row for row in quiet if row.modules[0].kind == kind and not (kind == "renamed" and row.modules[0].follows)
         ]
-        if told:
-            sentences.append(f"{text}: {_list_names(told, escape)}.")
+        if listed:
+            sentences.append(f"{text}: {_list_names(listed)}.")
     follow = sum(module.follows for module in modules if module.kind == "renamed")
     if follow:
-        sentences.append(f"Renamed with a module around them: {format_quantity(follow, 'module')}.")
+        sentences.append(f"Renamed with their parents: {format_quantity(follow, 'module')}.")
     if any(operator.status == "omitted" for operator in difference.by_operator()):
         sentences.append(
-            f"Omitted is arithmetic that the table {escape(difference.table)} leaves out; the table exact counts it."
+            f"Ignored: arithmetic that the convention {plain_name(difference.table)} does not count; exact does."
         )
-    sentences.append(_tell_unchanged(difference))
+    sentences.append(_describe_unchanged(difference))
     for word, side in (("before", difference.before), ("after", difference.after)):
         if side.unknown:
-            named = ", ".join(f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in side.unknown.items())
-            sentences.append(f"UNKNOWN {word}, so missing from the numbers: {named}.")
-        sentences += [f"Of {word}: {escape(note)}." for note in side.notes]
+            sentences.append(f"Unsupported {word}, so not counted: {list_ops(side.unknown)}.")
+        sentences += [f"{word.capitalize()}: {note}." for note in side.notes]
     return sentences
 
 
-def _tell_unchanged(difference: ModelDifference) -> str:
+def _describe_unchanged(difference: ModelDifference) -> str:
     same = [module for module in difference.modules if module.kind in ("unchanged", "renamed")]
     flops = sum(module.after.flops for module in same)
     labels = len(difference.operators) - len(difference.by_operator())
     return (
-        f"As before: {format_quantity(len(same), 'module')} of {format_thousands(len(difference.modules))}, with "
-        f"{format_short(flops)} of {format_short(difference.total().after)} flops, and "
-        f"{format_quantity(labels, 'operator')} of {format_thousands(len(difference.operators))}."
+        f"Unchanged: {format_thousands(len(same))} of {format_quantity(len(difference.modules), 'module')} "
+        f"({format_short(flops)} of {format_short(difference.total().after)} FLOPs), "
+        f"{format_thousands(labels)} of {format_quantity(len(difference.operators), 'operator')}."
     )
 
 
-def _list_names(rows: Sequence[_Row], escape: Escape) -> str:
+def _list_names(rows: Sequence[_Row]) -> str:
     named = []
     for row in rows[:_NAMED]:
         module = row.modules[0]
-        told = [_class_of(module, escape)] if module.kind != "renamed" else []
+        details = [plain_name(_class_of(module))] if module.kind != "renamed" else []
         gone = [operator.label for operator in module.operators if not operator.after.calls]
         new = [operator.label for operator in module.operators if not operator.before.calls]
         if module.kind == "changed":
-            told += [f"without {escape(label)}" for label in gone] + [f"with {escape(label)}" for label in new]
-        named.append(escape(row.name or "(model)") + (f" ({', '.join(told)})" if told else ""))
+            details += [f"without {plain_name(label)}" for label in gone] + [
+                f"with {plain_name(label)}" for label in new
+            ]
+        named.append(plain_name(row.name or "model") + (f" ({', '.join(details)})" if details else ""))
     rest = sum(len(row.modules) for row in rows[_NAMED:])
     return ", ".join(named) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
 
 
-def _draw(table: _Table, *, left: int = 1) -> str:
-    return text_table(*table, left=range(left))
-
-
-def _pipe(table: _Table, *, words: int = 1) -> list[str]:
-    headers, rows = table
-    rules = [":---"] * words + ["---:"] * (len(headers) - words)
-    return [f"| {' | '.join(cells)} |" for cells in (headers, rules, *rows)]
+def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
+    return {
+        "table": difference.table,
+        "multiply_add": difference.multiply_add,
+        "before": _encode_side(difference.before),
+        "after": _encode_side(difference.after),
+        "total": {name: _encode(difference.total(name)) for name in (*MEASURES, "calls")},
+        "modules": [_encode_module(module) for module in difference.by_module()],
+        "operators": [_encode_operator(operator) for operator in difference.by_operator()],
+        "unchanged": {
+            "modules": len(difference.modules) - len(difference.by_module()),
+            "operators": len(difference.operators) - len(difference.by_operator()),
+        },
+    }
 
 
 def _encode(change: Change) -> dict[str, Any]:
     return {**change._asdict(), "difference": change.difference, "ratio": change.ratio}
 
 
-def _encode_side(side: Any) -> dict[str, Any]:
+def _encode_side(side: Side) -> dict[str, Any]:
     return {"name": side.name, "inputs": side.inputs, "unknown": dict(side.unknown), "notes": list(side.notes)}
 
 

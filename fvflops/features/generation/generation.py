@@ -1,4 +1,4 @@
-"""The generation of a language model: its run over the prompt, and then one token after the other from a cache."""
+"""Cost of text generation: prefill, then decoding token by token from a KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
 from fvflops.formulas import FormulaTable, resolve_table
 
-# Tokens up to which the polynomials are fitted at least, though fewer are generated.
+# Least number of tokens for fitting the polynomials, even if fewer are generated.
 _LEAST = 16
 
 
@@ -31,15 +31,15 @@ def generation_cost(
     execution: str = "shapes",
     progress: Progress | None = None,
 ) -> GenerationCost:
-    """Return what it costs to generate `new` tokens after a prompt of `prompt` tokens, for `batch` texts at once.
+    """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
-    `model` is a causal language model of transformers, or one that is called as those are: with `input_ids` and
-    `past_key_values`, the cache, which its result holds. It may be on the meta device. As in transformers' `generate`
-    the prefill gives the logits of the last position alone, where the model can leave the others out, and the last
-    token is not fed again, so that `new` tokens take a prefill and `new` - 1 tokens at the cache lengths `prompt`,
-    `prompt` + 1 ... What `generate` does beside calling the model, such as to choose a token, is not counted.
-    `execution` is "shapes", or "real" for a model that needs numbers. Another model, and a length that the model does
-    not take, raise ScalingError.
+    `model` is a causal language model of transformers, or one with the same interface: `input_ids` and
+    `past_key_values`, the KV cache, which its result has too. It may be on the meta device. As in transformers'
+    `generate` the prefill computes the logits of the last position alone, where the model can, and the last token is
+    not fed back, so that `new` tokens take a prefill and `new` - 1 decoding steps at the cache lengths `prompt`,
+    `prompt` + 1 ... Sampling and whatever else `generate` does outside the model is not counted. `execution` is
+    "shapes", or "real" for a model with data-dependent control flow. Another model, and a length that the model does
+    not accept, raise ScalingError.
     """
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
@@ -71,7 +71,7 @@ def generation_cost(
 
 
 def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
-    """Return the whole generation as a polynomial in prompt and new."""
+    """Return the cost of a generation as a polynomial in prompt and new."""
     if prefill.polynomial is None or decode.polynomial is None or not (prefill.everywhere and decode.everywhere):
         return None
     start, tokens = (Polynomial.of((name,), {(1,): 1}) for name in ("prompt", "new"))
@@ -79,14 +79,14 @@ def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
 
 
 def check_generation_metric(metric: str) -> None:
-    """Raise ValueError where a metric is no cost of generating text: parameters are there before."""
+    """Raise ValueError where a metric is not a cost of generation, as parameters are not."""
     known = [name for name in METRICS if name != "parameters"]
     if metric not in known:
         raise ValueError(f"metric is one of {', '.join(known)}, not {metric!r}")
 
 
 class _Decoder:
-    """Runs a model over a prompt and then over single tokens, and counts each run."""
+    """Run a model over a prompt and then over single tokens, and count each run."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Decoder:
                 f"{type(model).__name__} takes no input_ids with past_key_values, so that it cannot generate from a "
                 "cache: a causal language model of transformers does, such as transformers:GPT2LMHeadModel"
             )
-        # As generate asks for it: the head of a language model works on one position of the prompt.
+        # As generate does: the language model head is applied to one position of the prompt.
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         self._takes_positions = "position_ids" in names
         self._model = model
@@ -115,19 +115,19 @@ class _Decoder:
         self._progress = progress
         self._runs = 0
         homes = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
-        # Ids that have no numbers could not be looked at, and a model looks at its positions.
+        # Ids need values, since models index position embeddings with them.
         self._home = next(iter(homes), torch.device("cpu"))
 
     def prefill(self, sizes: Sizes) -> Sample:
-        """Return what a prompt costs."""
+        """Return the counts of a prefill."""
         return self.run(sizes[0], 0)[0]
 
     def decode(self, sizes: Sizes) -> Sample:
-        """Return what one token costs with so many in the cache."""
+        """Return the counts of one decoded token at a cache length."""
         return self.run(sizes[0], 1)[1]
 
     def run(self, prompt: int, tokens: int) -> list[Sample]:
-        """Return what a prompt costs, and then each of some tokens."""
+        """Return the counts of a prefill, and of each of some decoded tokens."""
         ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._home)
         recording = record(self._model, table=self._table, execution=self._execution, warn=False)
         with torch.no_grad(), BoundsCheckedEmbedding(), recording:
@@ -143,7 +143,7 @@ class _Decoder:
         return [read_sample(trace, self._table, self._metric) for trace in recording.steps]
 
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
-        """Return the positions of each text's tokens, which generate hands over one by one, and not for all alike."""
+        """Return the position ids of each sequence, as generate passes them."""
         if not self._takes_positions:
             return {}
         return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._home)}
@@ -152,5 +152,5 @@ class _Decoder:
 def _cache_of(result: Any) -> Any:
     cache = getattr(result, "past_key_values", None)
     if cache is None:
-        raise ScalingError(f"{type(result).__name__}, which the model returned, holds no cache (past_key_values)")
+        raise ScalingError(f"{type(result).__name__}, which the model returned, has no cache (past_key_values)")
     return cache

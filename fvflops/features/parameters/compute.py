@@ -1,4 +1,4 @@
-"""The parameters, counted apart: trainable and frozen, active and not."""
+"""Count parameters: trainable and frozen, active and unused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.trace.module_tree import add_up
 
 
 def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[str, ParameterCount]:
-    """Return module or parameter name → its count, "" being the model; with a trace, what was active in it too.
+    """Return module or parameter name → its count, "" being the model; with a Trace, its active elements too.
 
     Every module has an entry under its canonical name, its own parameters follow it. A tied parameter counts once, at
     its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are those of
@@ -28,13 +28,13 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[st
     total = modules.count_parameters()
     trainable = add_up(tensors, lambda tensor: tensor.spec.numel if tensor.trainable else 0)
     buffers = add_up(modules.buffers(), lambda tensor: tensor.spec.numel)
-    told = {} if routing is None else _told(modules, routing)
+    used = {} if routing is None else _sum_used(modules, routing)
     return {
         name: ParameterCount(
             total=total[name],
             trainable=trainable[name],
             buffers=buffers[name],
-            **{field: int(sums[name]) for field, sums in told.items()},
+            **{field: int(sums[name]) for field, sums in used.items()},
         )
         for place in modules.modules()
         for name in (place.name, *(parameter.name for parameter in place.parameters))
@@ -42,8 +42,8 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[st
     }
 
 
-def _told(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:
-    """Return field → name → what a run told of it."""
+def _sum_used(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:
+    """Return field → name → elements, for the fields that need a run."""
     tensors = list(modules.parameters())
     tables = [tensor for tensor in tensors if tensor.name in routing.looked_up]
     unused = [tensor for tensor in tensors if tensor.name in routing.unused]

@@ -1,4 +1,4 @@
-"""The parameter count: what a module holds in parameters, and how much of it works on a token."""
+"""Parameters of a module, and how many of them are active for a token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class ParameterCount:
     """The elements of one parameter, or of all parameters of a module; a tied parameter counts once.
 
-    `total` are all, `trainable` those that want a gradient, `buffers` the elements of buffers, which are not among the
-    total. The others are what a run told, and None where there was none: `active` are the elements that work on an
-    average token, `looked_up` those among them that are rows of tables and multiply nothing (an embedding; the whole
-    table is active), and `unused` those of parameters that no op read.
+    `total` are all, `trainable` those that require a gradient, `buffers` the elements of buffers, which `total` lacks.
+    The others need a run, and are None without one: `active` are the elements used for an average token, `looked_up`
+    those among them in embedding tables, which multiply nothing (the whole table is active), and `unused` those of
+    parameters that no op read.
 
     >>> ParameterCount(total=10, trainable=4).frozen
     6
@@ -27,5 +27,5 @@ class ParameterCount:
 
     @property
     def frozen(self) -> int:
-        """The elements that want no gradient."""
+        """The elements that require no gradient."""
         return self.total - self.trainable

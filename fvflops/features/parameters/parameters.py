@@ -1,4 +1,4 @@
-"""The parameters of a model, told apart: trainable and frozen, and after a run those that work on a token."""
+"""Parameter counts of a model: trainable and frozen, and with a run the active ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fvflops.trace import Trace
 
 
 class HoldsTrace(Protocol):
-    """An analysis, or whatever else has recorded a run."""
+    """An analysis, or anything else with a recorded Trace."""
 
     def trace(self) -> Trace:
-        """Return what was recorded."""
+        """Return the recorded Trace."""
 
 
 def parameter_summary(of: nn.Module | Trace | HoldsTrace) -> dict[str, ParameterCount]:
     """Return module or parameter name → its ParameterCount, "" being the model.
 
-    A model tells `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis (which records if it has not yet)
-    tells `active`, `looked_up` and `unused` too: an expert is active in proportion to the tokens that it saw.
+    A model has `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis, which records if it has not yet,
+    has `active`, `looked_up` and `unused` too: an expert is active in proportion to the tokens routed to it.
     A tied parameter and a shared module count once, under their first names. An aggregated Trace raises TraceError.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""The parameters apart: a pipe table of how many are there, want a gradient, are frozen, and work on a token."""
+"""Markdown table of parameters: trainable, frozen, active and unused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _HEADINGS = ("total", "trainable", "frozen", "active", "unused", "buffers")
 
 
 def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int = 3) -> str:
-    """Return a row for each module or parameter that holds anything, `depth` levels of names below the root.
+    """Return a row for each module or parameter with any elements, `depth` levels of names below the root.
 
-    What no run told has no column. Below the table stands which of the active elements are only looked up.
+    Fields that need a run have no column without one. A sentence below says how many active elements are in embedding
+    tables.
 
     >>> print(render({"": ParameterCount(6, 2, active=6, unused=0, looked_up=4), "fc": ParameterCount(6, 2, 6, 4, 0)}))
     | name   |   total |   trainable |   frozen |   active |   unused |   buffers |
@@ -24,7 +25,7 @@ def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int 
     | model  |       6 |           2 |        4 |        6 |        0 |         0 |
     |  fc    |       6 |           2 |        4 |        6 |        0 |         0 |
     <BLANKLINE>
-    Of the active, 4 are in tables that are only looked up.
+    4 of the active are in embedding tables.
     """
     root = counts[""]
     headings = [heading for heading in _HEADINGS if getattr(root, heading) is not None]
@@ -37,7 +38,7 @@ def render(counts: Mapping[str, ParameterCount], *, depth: int = 3, digits: int 
     if not root.looked_up:
         return table
     size = format_size(root.looked_up, digits=digits)
-    return f"{table}\n\nOf the active, {size} are in tables that are only looked up."
+    return f"{table}\n\n{size} of the active are in embedding tables."
 
 
 def _indent(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The shared sequence: attention where each rank holds a part of the tokens, as in context parallelism."""
+"""Context parallelism: attention over a sequence that is sharded among ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class ShardedSequence(TorchFunctionMode):
-    """While it is on, attention gathers the keys and values of all ranks of a process group, each the same part long.
+    """Gather keys and values of all ranks of a process group in every attention, as a context manager.
 
-    So was Llama 3 trained (Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). In the
-    backward pass the gradients of keys and values are summed and scattered again. Every rank's queries meet all keys;
-    which of them are earlier a causal mask no longer says, so that this is right for what it costs, not for numbers.
+    As in Llama 3's training (Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). All
+    ranks have parts of equal length. The backward pass reduce-scatters the gradients of keys and values. A causal mask
+    is wrong for the gathered keys, so the costs are right and the values are not.
     """
 
     def __init__(self, group: Any) -> None:

@@ -1,4 +1,4 @@
-"""The derived calls: what ranks do that is not run but follows from a rule, added to a trace."""
+"""Op calls that are estimated, not run, and added to a Trace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from fvflops.capture.recorder.signature import describe_tensor, known_schema
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
-# A call that was not run: its signature, its phase, and how often it would be made.
+# A call that was not run: its signature, its phase, and its number of calls.
 Call = tuple[Signature, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
-    """What a stage has to do with its neighbours: what it passes on, whether it receives such and whether it sends."""
+    """The hidden state between pipeline stages, and whether a stage receives and sends it."""
 
     hidden: TensorSpec
     receives: bool
@@ -26,9 +26,9 @@ class StageLinks:
 
 
 def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
-    """Return what DistributedDataParallel adds to a trace: each gradient scaled, and all of them summed.
+    """Return the calls of DistributedDataParallel: each gradient scaled, then an all-reduce of each dtype's gradients.
 
-    Buffers are sent to all ranks before the forward run, as is its default.
+    Buffers are broadcast before the forward pass, as is its default.
     """
     device = trace.info.device
     gradients = Counter[str]()
@@ -52,7 +52,7 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
 
 
 def send_recv(pipe: StageLinks, group: Value, microbatches: int) -> list[Call]:
-    """Return what a stage sends and receives: hidden states forward, their gradients backward."""
+    """Return the sends and receives of a stage: hidden states forward, their gradients backward."""
     c10d = torch.ops.c10d
     sent = _sign(c10d.send.default, tensors=(pipe.hidden,), process_group=group)
     received = _sign(c10d.recv_.default, tensors=(pipe.hidden,), process_group=group)
@@ -65,7 +65,7 @@ def send_recv(pipe: StageLinks, group: Value, microbatches: int) -> list[Call]:
 
 
 def accumulate(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
-    """Return the sums of the microbatches' gradients."""
+    """Return the accumulation of the microbatches' gradients."""
     add = torch.ops.aten.add_.Tensor
     return [
         (_sign(add, spec, self=spec, other=spec, alpha=1), "backward", microbatches - 1)
@@ -74,13 +74,13 @@ def accumulate(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
 
 
 def _trained(trace: Trace, model: nn.Module) -> list[TensorSpec]:
-    """Return what a rank holds of each parameter that wants a gradient, on the device that the trace shows."""
+    """Return the local part of each trainable parameter, on the Trace's device."""
     held = [local_spec(parameter) for parameter in model.parameters() if parameter.requires_grad]
     return [replace(spec, device=trace.info.device) for spec in held]
 
 
 def repeat(trace: Trace, times: int) -> Trace:
-    """Return a trace in which everything happens so many times, without its ordered events."""
+    """Return a Trace with its calls multiplied, without its ordered events."""
     return replace(
         trace.aggregate(),
         calls={place: calls * times for place, calls in trace.calls.items()},
@@ -89,7 +89,7 @@ def repeat(trace: Trace, times: int) -> Trace:
 
 
 def add_calls(trace: Trace, added: list[Call]) -> Trace:
-    """Return a trace with further calls at the root, without its ordered events."""
+    """Return a Trace with further calls at the root, without its ordered events."""
     if not added:
         return trace
     signatures = list(trace.signatures)
@@ -110,7 +110,7 @@ def _sign(op: Any, *outputs: Value, **inputs: Value) -> Signature:
 
 
 def local_spec(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of what this rank holds of a tensor."""
+    """Return the spec of the local part of a tensor."""
     from torch.distributed.tensor import DTensor
 
     return describe_tensor(tensor.to_local() if isinstance(tensor, DTensor) else tensor)

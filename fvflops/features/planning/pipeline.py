@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how a model's layers are dealt out, and what one stage passes on to the next."""
+"""Pipeline parallelism: split a model into stages, and find what one stage sends to the next."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineStages:
-    """Where a model may be cut: `blocks` names the module list that is dealt out.
+    """Where a model may be split: `blocks` names the module list that is divided among the stages.
 
     The modules of `first` belong to the first stage alone, those of `last` to the last. `takes` is the model's argument
-    that a later stage does not get, `hidden` the one by which it gets what the stage before it gives.
+    that later stages do not get, `hidden` the one by which they get the hidden state.
     """
 
     first: tuple[str, ...]
@@ -39,14 +39,14 @@ STAGES: Mapping[str, PipelineStages] = {
 
 
 def find_stages(model: nn.Module) -> PipelineStages:
-    """Return where a model may be cut: one of the zoo by the list here, one of transformers by its own pp_plan.
+    """Return where a model may be split: a zoo model by the list here, one of transformers by its own pp_plan.
 
     Any other, and one whose first and last stage would share a parameter, raises ShardingError.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     stages = STAGES.get(name) or _read_own(model)
     if stages is None:
-        raise ShardingError(f"of {name} nobody says where it may be cut into stages: plan it without pp")
+        raise ShardingError(f"no pipeline stages are known for {name}: plan it without pp")
     first = {parameter for path in stages.first for parameter in model.get_submodule(path).parameters()}
     last = {parameter for path in stages.last for parameter in model.get_submodule(path).parameters()}
     if first & last:
@@ -65,9 +65,9 @@ def _read_own(model: nn.Module) -> PipelineStages | None:
 
 
 def split_stage(model: nn.Module, stages: PipelineStages, stage: int, count: int) -> None:
-    """Leave of a model, in place, what one stage of so many holds.
+    """Reduce a model, in place, to one stage of `count`.
 
-    The blocks are dealt out in order; where they cannot be shared evenly, the first stages have one more.
+    The blocks are divided in order; where they cannot be divided evenly, the first stages have one more.
     """
     above, _, key = stages.blocks.rpartition(".")
     whole: Any = model.get_submodule(stages.blocks)
@@ -84,7 +84,7 @@ def split_stage(model: nn.Module, stages: PipelineStages, stage: int, count: int
 
 
 def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
-    """Return what the first stage passes on, found by running it forward by shapes."""
+    """Return the hidden state that the first stage sends, found by shape execution of its forward pass."""
     trace = record_call(first, *inputs, execution="shapes")
     root = next(index for index, region in enumerate(trace.regions) if region.name == "")
     outputs = next(item.outputs for item in trace.region_signatures if item.region == root)
@@ -92,7 +92,7 @@ def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
 
 
 def receive(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
-    """Return the inputs of a later stage: what the one before it gives, in the place of the model's own."""
+    """Return the inputs of a later stage, with the hidden state in place of the model's own input."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     named = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,4 +1,4 @@
-"""The plan of a distributed training step: what one rank of any world would do, found out on one machine."""
+"""Plan one rank of a distributed training step on a single machine."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.torch_internals import default_process_group
 from fvflops.trace import Trace
 
-# A mesh's axes: stages of a pipeline, replicas (DistributedDataParallel, or together with fsdp hybrid sharding), fully
-# sharded data parallelism (FSDP2), context parallelism, tensor parallelism.
+# Pipeline stages, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded data parallelism
+# (FSDP2), context parallelism, tensor parallelism.
 AXES = ("pp", "dp", "fsdp", "cp", "tp")
 Shard = Callable[[nn.Module, Any], nn.Module | None]
 
 
 class PlanError(ValueError):
-    """A mesh, a rank or a program for which no plan can be made."""
+    """An invalid mesh, rank or program state for a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What one rank does in one training step.
+    """One rank's work in one training step.
 
-    `mesh` is axis → size, outermost first, `coordinates` axis → the rank's place there. `parameters` and `bytes` are
-    those of the weights that the rank holds, `model_parameters` the whole model's. `trace` is its step; what in it was
-    not run, and follows from a rule, is told in `derived`, and what of a step is not in it in `left_out`.
+    `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
+    are those of the rank's shard, `model_parameters` the whole model's. `trace` is the step; `derived` describes its
+    calls that are estimated, not run, and `left_out` what a real step does besides.
     """
 
     mesh: Mapping[str, int]
@@ -72,7 +72,7 @@ class RankPlan:
         return math.prod(self.mesh.values())
 
     def flops(self, table: str | FormulaTable = "default") -> FlopCountAnalysis:
-        """Return the flops of the step in a convention, by module, operator and phase."""
+        """Return the FLOPs of the step in a convention, by module, operator and phase."""
         return FlopCountAnalysis.from_trace(self.trace, table=table, warn=False)
 
     def communication(self) -> Communication:
@@ -95,26 +95,26 @@ def plan_rank(
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
 ) -> RankPlan:
-    """Return what one rank of a mesh does in a training step: forward and backward, by shapes, with no weights.
+    """Return one rank's work in a training step, forward and backward, by shape execution without weights.
 
-    `mesh` is axis → size, outermost first; the last axis' ranks are neighbours. The program plays the rank in torch's
-    fake process group, so that torch's own DTensor and FSDP2 say what each rank computes and sends; what is not run is
-    told in `derived`. The axes:
+    `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
+    process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
+    what is estimated instead. The axes:
 
         dp      replicas, as DistributedDataParallel makes them (derived); with fsdp, hybrid sharding
         fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
-        tp      tensor parallelism: of the zoo's models and of transformers' by a known plan, of others by `shard_by`, a
-                function of (model, DeviceMesh of tp); `sequence_parallel` splits the sequence between the layers too
+        tp      tensor parallelism: zoo and transformers models by a known plan, others by `shard_by`, a function of
+                (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
         cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
-        pp      stages of a pipeline, of models of which it is known where they may be cut; what they pass on is derived
+        pp      pipeline stages, of models with a known split; their sends and receives are derived
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
-    whose gradients are added up. `loss` is a function of the model's result, by default the sum of its first tensor
-    that wants a gradient; `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`,
-    and the composite ops that `table` counts are not looked into.
+    whose gradients are accumulated. `loss` is a function of the model's result, by default the sum of its first tensor
+    that requires a gradient; `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`,
+    and composite ops that `table` counts are not decomposed.
 
-    A program that has a process group already raises PlanError, as do an unknown axis and a rank out of range, and a
-    model that cannot be split ShardingError. The model is left as it is.
+    A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
+    cannot be split ShardingError. The model is not changed.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
@@ -159,12 +159,12 @@ def plan_rank(
 
 @contextmanager
 def pretended_world(size: int, rank: int) -> Iterator[None]:
-    """Play one rank of a world of any size, in which nothing is sent, for as long as the context lasts."""
+    """Run as one rank of a fake process group of any size, in which nothing is sent."""
     if not dist.is_available():
-        raise PlanError("this torch is built without torch.distributed, which knows how ranks share their work")
+        raise PlanError("this torch is built without torch.distributed, which a plan needs")
     if dist.is_initialized():
         raise PlanError(
-            "this program has a process group, and a plan plays a world of its own: "
+            "this program has a process group, and a plan needs a fake one of its own: "
             "plan in another program, or after torch.distributed.destroy_process_group()"
         )
     from fvflops.torch_internals import FakeStore
@@ -180,29 +180,29 @@ def pretended_world(size: int, rank: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Empty DTensor's memory of how ops are shared: its entries name process groups, which end with their world."""
+    """Clear DTensor's sharding cache: its entries name process groups, which are destroyed with the fake one."""
     from fvflops.torch_internals import clear_sharding_cache
 
     clear_sharding_cache()
 
 
 def sum_of_result(result: Any) -> torch.Tensor:
-    """Return the sum of the first floating tensor in a model's result, which stands for its loss."""
+    """Return the sum of the first differentiable tensor in a model's result, as its loss."""
     for tensor in tensors_of(result):
         if tensor.requires_grad:
             return tensor.sum()
-    raise PlanError(f"the model gives {type(result).__name__} without a tensor that wants a gradient: give a loss")
+    raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: give a loss")
 
 
 def _touch_result(result: Any) -> torch.Tensor:
-    """Return one number of a result: with it, backward computes what it would from a gradient, and adds nothing."""
+    """Return one element of a result: a loss that starts the backward pass without arithmetic of its own."""
     return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
 
 
 def _left_out(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
-    step = "the optimizer's step"
+    step = "the optimizer step"
     if sequence_parallel and mesh.get("tp", 1) > 1 and mesh.get("fsdp", 1) == 1:
-        step += ", in which DTensor sums over tp the gradients of the norms, each rank having that of its part"
+        step += ", in which DTensor reduces the gradients of the norms over tp"
     return (step,)
 
 
@@ -225,16 +225,16 @@ def _check(
         raise PlanError(f"a step has 1 microbatch at least, not {microbatches}")
     if mesh.get("fsdp", 1) > 1 and (microbatches > 1 or mesh.get("pp", 1) > 1):
         raise PlanError(
-            "when FSDP2 gathers and reduces is the schedule's choice where there are microbatches or stages"
+            "with microbatches or stages the schedule decides when FSDP2 gathers and reduces: plan fsdp without them"
         )
     if mesh.get("fsdp", 1) > 1 and device is not None and torch.device(device).type != "cpu":
-        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: leave the device out")
+        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: omit the device")
     if sequence_parallel and mesh.get("pp", 1) > 1:
-        raise PlanError("stages pass on whole sequences here: plan pp without sequence_parallel")
+        raise PlanError("pipeline stages send whole sequences: plan pp without sequence_parallel")
 
 
 def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Return axis → the place of a rank there; the last axis varies fastest."""
+    """Return axis → the rank's index; the last axis varies fastest."""
     places = {}
     for axis, size in reversed(list(mesh.items())):
         rank, places[axis] = divmod(rank, size)
@@ -256,28 +256,28 @@ def _derive(
     pipe: StageLinks | None,
     microbatches: int,
 ) -> tuple[Trace, tuple[str, ...]]:
-    """Return a trace with what was not run of a rank's step, and in words what that is."""
+    """Return a Trace with the estimated calls of a rank's step, and their descriptions."""
     added: list[Call] = []
     derived = []
     if pipe is not None:
         added += send_recv(pipe, describe(device_mesh.get_group("pp")), microbatches)
-        derived.append("what stages pass on over pp, once for each microbatch")
+        derived.append("pipeline sends and receives over pp, once per microbatch")
     if microbatches > 1:
         trace = repeat(trace, microbatches)
         added += accumulate(trace, model, microbatches)
-        derived.append(f"the {microbatches} microbatches, of which one was run, and the sums of their gradients")
+        derived.append(f"{microbatches} microbatches with gradient accumulation, of which one was run")
     replicas = _join(device_mesh, mesh, "dp", "cp")
     if replicas is not None and mesh.get("fsdp", 1) == 1:
         added += gradient_allreduce(trace, model, describe(replicas.get_group()), replicas.size())
         derived.append(
-            f"the gradients' all-reduce over {replicas.mesh_dim_names[0]}, with what else DistributedDataParallel does "
-            "for it: each parameter that wants a gradient goes through it once, whatever the buckets"
+            f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
+            "regardless of bucketing)"
         )
     return add_calls(trace, added), tuple(derived)
 
 
 def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return the mesh of one dimension that some axes make together, or None where none of them has two ranks."""
+    """Return some axes flattened to a mesh of one dimension, or None where none of them has two ranks."""
     long = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
     if not long:
         return None
@@ -297,7 +297,7 @@ def _keep_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tup
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Return a model like another, whose parameters are on the meta device and whose buffers hold their numbers."""
+    """Return a copy of a model with its parameters on the meta device and its buffers' values kept."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         twin = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -328,7 +328,7 @@ def _split(
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of a model's outermost module lists: what is gathered and freed together."""
+    """Return the members of a model's outermost module lists, the units of FSDP2."""
     found: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, nn.ModuleList):
@@ -339,9 +339,9 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _materialise(model: nn.Module) -> None:
-    """Give a model's parameters memory that nobody touches: FSDP2 refuses the meta device, where a shape run does not.
+    """Give a model's parameters uninitialised memory: FSDP2 refuses the meta device.
 
-    Pages of a new block of memory are the system's until something is written there.
+    The memory is never written to, so the system never allocates its pages.
     """
     model._apply(
         lambda tensor: (torch.empty_like if isinstance(tensor, nn.Parameter) else _zeros)(tensor, device="cpu")

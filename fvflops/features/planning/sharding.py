@@ -1,4 +1,4 @@
-"""The sharding of a model: how its layers are split among the ranks of a tensor-parallel group."""
+"""Tensor parallelism: split a model's layers among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Patterns of module names with the style by which such modules are split, as transformers writes its tp_plan.
+    """Patterns of module names with their sharding styles, as in transformers' tp_plan.
 
-    `divided` are patterns of attributes that hold a number of heads, of which each rank has its share.
+    `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks.
     """
 
     styles: Mapping[str, str]
@@ -25,7 +25,7 @@ class Sharding:
 _LLAMA = Sharding(
     {
         "embed_tokens": "embedding_rowwise",
-        # The input is made replicated once for all projections of it, whose gradients are then summed in one go.
+        # One replicated input for all projections, so that their input gradients are reduced together.
         "layers.*.self_attn": "replicated_input",
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
@@ -38,8 +38,8 @@ _LLAMA = Sharding(
         "lm_head": "colwise_gather_output",
     }
 )
-# Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between the
-# blocks' parts each rank has its share of the sequence.
+# Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between
+# attention and MLP the sequence is sharded.
 _LLAMA_SEQUENCE = Sharding(
     {
         **_LLAMA.styles,
@@ -56,7 +56,7 @@ _LLAMA_SEQUENCE = Sharding(
 )
 _GPT2 = Sharding(
     {
-        # Of each rank's rows the first third are queries, then keys, then values: rows of the weight change places.
+        # The first third of each rank's rows are queries, then keys, then values: the weight's rows are permuted.
         "h.*.attn.c_attn": "colwise",
         "h.*.attn.c_proj": "rowwise",
         "h.*.mlp.c_fc": "colwise",
@@ -70,14 +70,13 @@ SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA_
 
 
 class ShardingError(ValueError):
-    """A model that cannot be split as is asked."""
+    """A model that cannot be split as requested."""
 
 
 def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
-    """Return how a model is split: the zoo's models by the lists here, transformers' by their own tp_plan.
+    """Return how a model is split: zoo models by the lists here, those of transformers by their own tp_plan.
 
-    `sequence` asks for the sequence to be split between the layers too. A model of which neither is known raises
-    ShardingError.
+    With `sequence` the sequence is sharded between the layers too. A model without a known plan raises ShardingError.
 
     >>> from fvflops.zoo import build
     >>> find_sharding(build("llama_tiny", device="meta")).styles["lm_head"]
@@ -100,7 +99,7 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
 def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
     """Split a model in place over a one-dimensional DeviceMesh; tied parameters stay tied.
 
-    A style that is not known here, or a number of heads that the mesh does not divide, raises ShardingError.
+    An unknown style, and a number of heads that is not divisible by the mesh's size, raise ShardingError.
     """
     styles = _styles()
     ties = _ties(model)
@@ -111,7 +110,7 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
                 f"{', '.join(styles)}: give a function of (model, mesh) that splits the model"
             )
         for name, module in list(model.named_modules()):
-            if _matches(name, pattern) and not isinstance(module, nn.Identity):  # what another stage has
+            if _matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
                 styles[style]()._apply(module, mesh)
     for pattern in sharding.divided:
         for name, module in model.named_modules():
@@ -149,7 +148,7 @@ def _styles() -> Mapping[str, Callable[[], Any]]:
 
 
 class _FirstInput:
-    """A style like torch's PrepareModuleInput, for modules of any number of arguments: the first becomes replicated."""
+    """torch's PrepareModuleInput for modules of any number of arguments: replicates the first."""
 
     def __init__(self, layout: Any) -> None:
         self._layout = layout

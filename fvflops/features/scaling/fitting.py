@@ -1,4 +1,4 @@
-"""The fitting: the polynomial that a count is in its sizes, found by exact interpolation and tried on other sizes.
+"""Find the polynomial of a count in its sizes by exact interpolation, and verify it at other sizes.
 
 A polynomial whose exponents form a lower set (with each, all that are less) is determined by its values on a grid of
 the same form, by Newton's divided differences along one size after the other (Werner 1980; Sauer 2004).
@@ -15,22 +15,22 @@ from itertools import product
 from fvflops.features.scaling.model import Axis, Sizes
 from fvflops.features.scaling.polynomial import Exponents, Number, Polynomial
 
-# The highest power of one size that is looked for.
+# The highest power of one size that is tried.
 HIGHEST = 4
-# Numbers whose multiples are tried where a count is no polynomial: strides, patches and blocks are such.
+# Numbers whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
 PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
-# Where sizes are taken from a long range, at the low end, where a run costs least, and no two equally far apart.
+# Indices of sizes in a long range: at the low end, where a run is cheapest, with unequal distances.
 _PLACES = (0, 1, 3, 7, 12, 20)
-# Shares of a range at which the fit is tried; the golden ratio's hit no multiples but by chance.
+# Shares of a range at which the fit is verified; those of the golden ratio rarely hit multiples.
 _TRIED = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was found: the sizes for which a polynomial holds, by which exponents, from which sizes, tried on which.
+    """A fit: the sizes for which a polynomial holds, its exponents, and the sizes of the fit and of its verification.
 
-    `exponents` is None where there is no polynomial, and `without` are then the sizes in which there is none (all,
-    where there is one in each but not in all together).
+    `exponents` is None where there is no polynomial; `without` are then the sizes in which there is none, or all where
+    there is one in each size but none in all together.
     """
 
     axes: tuple[Axis, ...]
@@ -41,10 +41,10 @@ class Fit:
 
 
 def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
-    """Return what polynomial a count is in the sizes of the axes: of all, the larger ones, or multiples of a number.
+    """Return the fit of a count for all sizes of the axes, the larger ones, or the multiples of a number.
 
-    `count` is asked for sizes in the order of the axes, and `counted` holds what it has answered so far: what is not
-    needed for the fit tries it. The degree is raised, up to the fourth in each size, until all that was counted agrees.
+    `count` is called with sizes in the order of the axes, and `counted` has its results so far: those that are not
+    fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
 
     >>> known = {}
     >>> def count(sizes):
@@ -58,7 +58,7 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     if without:
         return Fit(tuple(axes), None, without=without)
     kept = tuple(axis for axis in along if axis is not None)
-    # Once more where all of them hold: at another size, such as one below a stride, there may be nothing to see.
+    # Once more where all of them hold: other sizes, such as those below a stride, may hide a term.
     found = [_find_degree(axis, _along(place, kept, count)) for place, axis in enumerate(kept)]
     degrees = [degree for degree in found if degree is not None]
     if len(degrees) < len(kept):
@@ -78,7 +78,7 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
 
 
 def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
-    """Return the polynomial with the exponents of a fit that goes through what was counted at its sizes."""
+    """Return the polynomial with the exponents of a fit through the counts at its sizes."""
     if fit.exponents is None:
         raise ValueError(f"there is no polynomial in {', '.join(fit.without)}")
     table: dict[Exponents, Number] = {key: counted[sizes] for key, sizes in zip(fit.exponents, fit.fitted, strict=True)}
@@ -91,7 +91,7 @@ def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
 
 
 def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bool:
-    """Return whether a polynomial gives what was counted at all sizes that a fit held out."""
+    """Return whether a polynomial gives the counts at all sizes that a fit held out."""
     return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
 
 
@@ -108,7 +108,7 @@ def _search_axis(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]
 
 
 def _along(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
-    """Return a count as a function of one size, the others being the third of theirs, as the first may be special."""
+    """Return a count as a function of one size, the others at the third of theirs, as the first may be special."""
     others = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
     return lambda size: count((*others[:place], size, *others[place + 1 :]))
 
@@ -124,7 +124,7 @@ def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
 
 
 def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
-    """Return the axis of the larger sizes, where a count is a polynomial in these: of a window, or of one row, not."""
+    """Return the axis of the larger sizes where a count is a polynomial only there, as with a sliding window."""
     low, high = 0, max(len(axis) - max(len(axis) // 8, 8), 1)
     if len(axis) - high < 4:
         return None
@@ -145,7 +145,7 @@ def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
 
 
 def _multiples(axis: Axis) -> Iterable[Axis]:
-    """Yield the axes of those sizes that are multiples of a number, as long as they are enough to try a fit."""
+    """Yield the axes of multiples of a number that have enough sizes for a fit."""
     if axis.first % axis.step:
         return
     for period in PERIODS:
@@ -156,19 +156,19 @@ def _multiples(axis: Axis) -> Iterable[Axis]:
 
 
 def _nodes(axis: Axis) -> list[int]:
-    """Return the sizes by which a polynomial is fitted, as many as are needed at most."""
+    """Return the sizes for fitting a polynomial of the highest degree."""
     if len(axis) > 2 * _PLACES[-1]:
         return [axis[place] for place in _PLACES]
     return [axis[place] for place in range(min(len(axis), HIGHEST + 2))]
 
 
 def _shares(axis: Axis) -> list[int]:
-    """Return sizes all over an axis, the last one first, at most three."""
+    """Return at most three sizes across an axis, the last one first."""
     return list(dict.fromkeys(axis[int((len(axis) - 1) * share)] for share in _TRIED[:3]))
 
 
 def _spread(axes: Sequence[Axis]) -> list[Sizes]:
-    """Return some sizes all over the axes: all at their last, all in the middle, and mixed."""
+    """Return some sizes across the axes: all at their last, all at their first, and mixed."""
     places = range(len(_TRIED))
     mixed = [
         tuple(
@@ -189,7 +189,7 @@ def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
 
 
 def _lines(exponents: Iterable[Exponents], place: int) -> Iterable[list[Exponents]]:
-    """Return the exponents that differ in one place alone, line by line, in rising order."""
+    """Return the exponents in groups that differ at one index, in ascending order."""
     lines: dict[Exponents, list[Exponents]] = {}
     for key in sorted(exponents):
         lines.setdefault((*key[:place], *key[place + 1 :]), []).append(key)

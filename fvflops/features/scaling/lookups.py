@@ -1,4 +1,4 @@
-"""The lookups: an embedding that is asked for a row that it has not, which a run by shapes would not see."""
+"""Bounds checks of embeddings, which shape execution would not make."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fvflops.torch_internals import disable_dispatch_modes
 
 
 class BoundsCheckedEmbedding(TorchFunctionMode):
-    """While it is on, looking up a row beyond an embedding's last raises IndexError, as it does where it is computed.
+    """Raise IndexError where an embedding is indexed beyond its last row, as real execution does; a context manager.
 
-    Only indices that have numbers are looked at, as token and position ids have in a run by shapes.
+    Only indices with values are checked, such as token and position ids in shape execution.
     """
 
     def __torch_function__(

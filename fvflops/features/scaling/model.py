@@ -1,4 +1,4 @@
-"""The scaling: what a cost comes to as a function of sizes, and the sizes at which it was counted."""
+"""Costs as functions of sizes, as plain data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fvflops.features.scaling.polynomial import Number, Polynomial
 
 Sizes = tuple[int, ...]
 
-# Name of a size → the letters that the field writes for it, the first that is free.
+# Name of a size → its usual letters, of which the first free one is used.
 _LETTERS = {
     "batch": "BN",
     "seq": "ST",
@@ -38,12 +38,12 @@ _LETTERS = {
 
 
 class ScalingError(ValueError):
-    """Sizes that cannot be varied, that a model does not take, or of which a cost is not known."""
+    """Sizes that cannot be varied, that a model does not accept, or at which a cost is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A size that is varied, from `first` to `last` (which it holds) by `step`.
+    """A size that is varied, from `first` to `last` inclusive by `step`.
 
     >>> Axis("image", 32, 128, 32), len(Axis("image", 32, 128, 32))
     (Axis(name='image', first=32, last=128, step=32), 4)
@@ -63,7 +63,7 @@ class Axis:
             raise ScalingError(f"{self} is empty: write the smaller size first")
         last = self.first + (len(self) - 1) * self.step
         if len(self) == 1:
-            raise ScalingError(f"{self} holds one size alone: to vary it, give it more, or write the number itself")
+            raise ScalingError(f"{self} has one size: give it more, or write the number itself")
         object.__setattr__(self, "last", last)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Axis:
         return f"{self.name}={self.first}..{self.last}" + (f":{self.step}" if self.step > 1 else "")
 
     def describe(self) -> str:
-        """Return in words which sizes these are."""
+        """Return the sizes in words."""
         if self.step == 1:
             return f"{self.name} from {self.first:,} to {self.last:,}"
         if self.first % self.step == 0:
@@ -91,16 +91,14 @@ class Axis:
 class CostExpression:
     """A count of a model, or of a module or operator of it, as a function of sizes.
 
-    `axes` are the sizes that were varied, and `polynomial` what the count is for all sizes of `holds_on`, which are the
-    axes, or those of their sizes that are larger than some, or multiples of a number; None where it is no
-    polynomial. It was made from the sizes in `fitted` and agreed with the count at those in `held_out`; `without`
-    names the sizes in which there is none. `counted` is sizes → what was counted at them. `unknown` is op → calls,
-    of ops that the table does not know, which are missing from the counts.
+    `axes` are the sizes that were varied, and `polynomial` is the count for all sizes of `holds_on`: the axes, or their
+    larger sizes, or those that are multiples of a number; None where there is no polynomial. It was fitted to the
+    counts at `fitted` and verified at `held_out`; `without` names the sizes in which there is none. `counted` is sizes
+    → count. `unknown` is unsupported op → calls, which the counts lack.
 
-    It is called with sizes, and gives what the polynomial says, or what was counted where that was; sizes outside of
-    `axes` raise ScalingError, as do others that are not known. Two are equal whose polynomials, with the sizes for
-    which they hold, are equal, or, if there are none, whose counts are. Its text is the polynomial, in the letters
-    of `symbols`.
+    Called with sizes, it returns the count there, or the polynomial's value; sizes outside of `axes`, and unknown
+    costs, raise ScalingError. Two are equal if their polynomials, and the sizes for which these hold, are equal or,
+    without polynomials, their counts. Its text is the polynomial in the letters of `symbols`.
 
     >>> square = Polynomial.of(("seq",), {(2,): 4})
     >>> cost = CostExpression("flops", (Axis("seq", 1, 99),), square, (Axis("seq", 1, 99),))
@@ -127,7 +125,7 @@ class CostExpression:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The letters that are written for the sizes: name → letter, or the name itself."""
+        """Name of a size → its letter, or the name itself."""
         return choose_symbols(self.names)
 
     @property
@@ -146,9 +144,7 @@ class CostExpression:
             if size not in axis:
                 raise ScalingError(f"{axis.name}={size!r} was not varied over: {axis.describe()} was; vary it further")
         if self.polynomial is None:
-            raise ScalingError(
-                f"{format_sizes(self.names, point)} was not counted, and there is no polynomial to tell what it costs"
-            )
+            raise ScalingError(f"{format_sizes(self.names, point)} was not counted, and there is no polynomial")
         for axis, size in zip(self.holds_on, point, strict=True):
             if size not in axis:
                 raise ScalingError(
@@ -195,12 +191,12 @@ class CostExpression:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCost:
-    """What a language model's generation costs: `new` tokens after a prompt of `prompt`, for `batch` texts at once.
+    """Cost of generating `new` tokens after a prompt of `prompt`, for a batch of `batch` sequences.
 
-    `prefill` is the run over the prompt (size: prompt), which gives the first new token; `decode` is one further token
-    with so many tokens in the cache before it (size: cache), of which there are `new` - 1. `total` is the whole, and
-    `whole` that as a polynomial in prompt and new, None where a part is none. Tokens with less than `counted_up_to` in
-    the cache were each counted, the others added up by the polynomial.
+    `prefill` is the pass over the prompt (size: prompt), which gives the first new token; `decode` is one of the `new`
+    - 1 further tokens by the length of its KV cache (size: cache). `total` is the whole, and `whole` its polynomial in
+    prompt and new, None where a part has none. Tokens with a cache below `counted_up_to` were counted one by one, the
+    others summed by the polynomial.
     """
 
     metric: str
@@ -215,12 +211,12 @@ class GenerationCost:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The letters that are written for the sizes of the whole."""
+        """The letters of the sizes of the whole."""
         return choose_symbols(("prompt", "new"))
 
 
 def choose_symbols(names: Sequence[str]) -> dict[str, str]:
-    """Return name → the letter that the field writes for such a size, or the name itself where none is free.
+    """Return name → the usual letter of such a size, or the name itself where none is free.
 
     >>> choose_symbols(("batch", "seq", "width")), choose_symbols(("height", "width")), choose_symbols(("n_groups",))
     ({'batch': 'B', 'seq': 'S', 'width': 'd'}, {'height': 'H', 'width': 'W'}, {'n_groups': 'n_groups'})

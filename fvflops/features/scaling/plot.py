@@ -1,4 +1,4 @@
-"""The scaling plot: what was counted over each size, and the polynomial through it, as SVG or PNG."""
+"""Plot counts and their polynomial over each size, as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, Sizes, format_sizes
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
@@ -23,8 +24,8 @@ _FEW_DECADES = 2  # with as many or fewer, there are ticks between the powers of
 def draw_scaling(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
     """Return a picture with a panel for each size of each cost, both scales logarithmic.
 
-    Points are what was counted, the others of a panel's sizes being the same, and the line is the polynomial. Without
-    matplotlib (the extra `plot`) it raises PlotError.
+    Points are counts, with the other sizes fixed, and the line is the polynomial. Without matplotlib (the extra `plot`)
+    it raises PlotError.
     """
     panels = [(cost, place) for cost in costs for place in range(len(cost.axes))]
     width = _WIDTH * len(panels)
@@ -51,7 +52,7 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
         values = [cost.polynomial.at(_insert(others, place, size)) for size in steps]
         panel.plot(steps, [float(value) for value in values], color="#4269d0", label="polynomial")
     panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
-    panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=cost.metric)
+    panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=METRICS[cost.metric].title)
     for scale in (panel.xaxis, panel.yaxis):
         _write_ticks(scale)
     names = tuple(name for name in cost.names if name != axis.name)
@@ -61,7 +62,7 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
 
 
 def _wrap(text: str, inches: float) -> list[str]:
-    """Return a text in lines of a width, parted at its spaces."""
+    """Return a text in lines of a width, broken at spaces."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".lstrip()
@@ -73,7 +74,7 @@ def _wrap(text: str, inches: float) -> list[str]:
 
 
 def _write_ticks(scale: Any) -> None:
-    """Write the numbers of a logarithmic scale as the tables do, `2G`, and as many as it takes to read it."""
+    """Label a logarithmic scale with numbers as in the tables, such as `2G`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     first, last = scale.get_view_interval()
@@ -90,14 +91,14 @@ def _write_tick(value: float, _: int | None) -> str:
 
 
 def _choose_others(cost: CostExpression, place: int) -> Sizes:
-    """Return the other sizes with which one was counted most often, if there are such where the polynomial holds."""
+    """Return the other sizes with most counts, preferably where the polynomial holds."""
     lines = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted)
     axes = (*cost.holds_on[:place], *cost.holds_on[place + 1 :])
     return max(lines, key=lambda line: (all(map(Axis.__contains__, axes, line)), lines[line]))
 
 
 def _spread(axis: Axis) -> list[int]:
-    """Return sizes of an axis, about as far apart as on a logarithmic scale."""
+    """Return sizes of an axis, about evenly spaced on a logarithmic scale."""
     ratio = (axis.last / axis.first) ** (1 / (_POINTS - 1))
     sizes = [axis.first * ratio**place for place in range(_POINTS)]
     return sorted({axis[min(round((size - axis.first) / axis.step), len(axis) - 1)] for size in sizes})

@@ -1,4 +1,4 @@
-"""The polynomial: an exact function of named sizes, with rational coefficients."""
+"""Exact polynomials in named sizes, with rational coefficients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 class Polynomial:
     """A sum of products of powers of its `variables`; `terms` are (exponents, coefficient), highest degree first.
 
-    Made by `Polynomial.of`, so that no coefficient is zero and equal polynomials are equal. It is called with a value
-    for each variable, and gives an int where the value is whole, else a Fraction.
+    Made by `Polynomial.of`, so that no coefficient is zero and equal polynomials are equal. Called with a value for
+    each variable, it returns an int where the value is whole, else a Fraction.
 
     >>> cost = Polynomial.of(("seq", "width"), {(1, 2): 6, (2, 1): 2})
     >>> print(cost, "|", cost.write({"seq": "S", "width": "d"}))
@@ -42,7 +42,7 @@ class Polynomial:
         return Polynomial(tuple(variables), tuple(kept))
 
     def __call__(self, **values: int) -> Number:
-        """Return the value; a variable without one, and a name that is no variable, raise TypeError."""
+        """Return the value; a missing and an unknown variable raise TypeError."""
         if values.keys() != set(self.variables):
             raise TypeError(f"this polynomial takes {', '.join(self.variables)}, not {', '.join(values) or 'nothing'}")
         return self.at([values[name] for name in self.variables])
@@ -99,7 +99,7 @@ class Polynomial:
         return power
 
     def substitute(self, **values: Polynomial | Number) -> Polynomial:
-        """Return the polynomial with numbers or polynomials in the place of some variables.
+        """Return the polynomial with numbers or polynomials in place of some variables.
 
         >>> square = Polynomial.of("x", {(2,): 1})
         >>> print(square.substitute(x=Polynomial.of("xy", {(1, 0): 1, (0, 1): -1})))
@@ -135,7 +135,7 @@ class Polynomial:
         return whole
 
     def write(self, symbols: Mapping[str, str] | None = None) -> str:
-        """Return the polynomial as text, `symbols` in the place of its variables' names."""
+        """Return the polynomial as text, with `symbols` in place of its variables' names."""
         if not self.terms:
             return "0"
         names = [(symbols or {}).get(name, name) for name in self.variables]

@@ -1,70 +1,52 @@
-"""The scaling report: a cost as a polynomial in sizes, how it was tried, and the table of what was counted."""
+"""A cost as a polynomial in sizes, how it was verified, and what was counted."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import wrap
+from fractions import Fraction
 from typing import Any
 
-from fvflops.features.scaling.model import CostExpression, GenerationCost, Sizes
-from fvflops.features.scaling.polynomial import Polynomial
-from fvflops.reports import names
-from fvflops.reports.text.pipe_table import pipe_table
-from fvflops.units import format_percent, format_quantity, format_size, format_thousands
+from fvflops.counting.metrics import METRICS
+from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, Sizes
+from fvflops.features.scaling.polynomial import Exponents, Polynomial
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, modules, number, words
+from fvflops.reports.names import list_ops
+from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
 
-FORMATS = ("text", "json")
-SCHEMA = 1
-_WIDTH = 100
-_ROWS = 24  # of the table of what was counted; JSON holds all
-_TOKENS = 8  # of the decoded tokens that are shown
+_TOKENS = 8  # decoded tokens that are shown
 
 
-def render(cost: CostExpression, *, title: str, depth: int = 1) -> str:
-    """Return a cost as text: its polynomial, those of the modules down to a depth, and what was counted.
+def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Document:
+    """Return the polynomial of a cost, those of the modules down to a depth, and what was counted.
 
-    `title` says what was counted, and in which convention.
+    `title` says what was counted, and in which convention. JSON has every module and operator.
     """
-    blocks = [
-        _fill(title),
-        "\n".join([_write_law(cost.metric, cost), *_explain_symbols(cost)]),
-        _fill(_tell_trial(cost)),
-        *_draw_modules(cost, depth),
-        _draw_runs(cost),
-        *_tell_unknown(cost),
+    parts: list[Part] = [
+        Items(_write_law(METRICS[cost.metric].title, cost), _explain_symbols(cost)),
+        f"{_describe_fit(cost)}.",
+        _list_modules(cost, depth),
+        _list_runs(cost),
+        *_list_unsupported(cost),
     ]
-    return "\n\n".join(blocks)
+    return Document("scaling", title, parts, main="runs", data={"title": title, **_encode(cost)})
 
 
-def render_generation(cost: GenerationCost, *, title: str) -> str:
-    """Return what a generation costs as text: the prefill, a token at a cache length, the whole, and a table."""
-    laws = [
-        _write_law("prefill", cost.prefill),
-        "  P = tokens of the prompt",
-        _write_law("one token", cost.decode),
-        "  L = tokens in the cache before it",
-        f"whole = {'no polynomial in P and N' if cost.whole is None else cost.whole.write(cost.symbols)}",
-        "  N = new tokens: the prefill gives the first, and the others are decoded at L = P ... P + N - 2",
+def generation_report(cost: GenerationCost, *, title: str) -> Document:
+    """Return what generating text costs: the prefill, a token at a cache length, and the whole."""
+    whole = "no polynomial in P and N" if cost.whole is None else cost.whole.write(cost.symbols)
+    parts: list[Part] = [
+        Items(_write_law("prefill", cost.prefill), ["P = tokens of the prompt"]),
+        Items(_write_law("one token", cost.decode), ["L = tokens in the KV cache before it"]),
+        Items(
+            f"whole = {whole}",
+            ["N = new tokens: the prefill gives the first, the others are decoded at L = P ... P + N - 2"],
+        ),
+        Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"One token: {_describe_fit(cost.decode)}."]),
+        _list_parts(cost),
+        *_list_unsupported(cost.decode),
     ]
-    trials = [
-        _fill(f"{name}: {_tell_trial(part)}") for name, part in (("Prefill", cost.prefill), ("Token", cost.decode))
-    ]
-    blocks = [_fill(title), "\n".join(laws), "\n".join(trials), _draw_generation(cost), *_tell_unknown(cost.decode)]
-    return "\n\n".join(blocks)
-
-
-def render_json(cost: CostExpression, *, title: str) -> str:
-    """Return a cost as JSON, with all that was counted and the polynomial of every module and operator."""
-    record = {"format": "fvflops.scaling", "schema": SCHEMA, "title": title, **_encode(cost)}
-    return _write_json(record)
-
-
-def render_generation_json(cost: GenerationCost, *, title: str) -> str:
-    """Return what a generation costs as JSON."""
-    record = {
-        "format": "fvflops.generation",
-        "schema": SCHEMA,
+    data = {
         "title": title,
         "metric": cost.metric,
         "batch": cost.batch,
@@ -76,71 +58,91 @@ def render_generation_json(cost: GenerationCost, *, title: str) -> str:
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
     }
-    return _write_json(record)
-
-
-def _fill(text: str) -> str:
-    return "\n".join(wrap(text, _WIDTH))
-
-
-def _write_json(record: Mapping[str, Any]) -> str:
-    # The powers in a polynomial stay readable; what a terminal would obey is escaped as JSON does it.
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    return "\n".join(_escape_json(line) for line in text.split("\n"))
-
-
-def _escape_json(line: str) -> str:
-    if line.isprintable():
-        return line
-    return "".join(mark if mark.isprintable() else json.dumps(mark)[1:-1] for mark in line)
+    return Document("generation", title, parts, data=data)
 
 
 def _write_law(name: str, cost: CostExpression) -> str:
-    return f"{name} = {cost}" if cost.polynomial is not None else f"{name} is {cost}"
+    return f"{name} = {cost}" if cost.polynomial is not None else f"{name}: {cost}"
 
 
 def _explain_symbols(cost: CostExpression) -> list[str]:
     """Return for each size its letter and its range."""
     return [
-        f"  {cost.symbols[axis.name]} = {axis.describe()}"
-        if cost.symbols[axis.name] != axis.name
-        else f"  {axis.describe()}"
+        f"{cost.symbols[axis.name]} = {axis.describe()}" if cost.symbols[axis.name] != axis.name else axis.describe()
         for axis in cost.axes
     ]
 
 
-def _tell_trial(cost: CostExpression) -> str:
+def _describe_fit(cost: CostExpression) -> str:
     runs = format_quantity(len(cost.counted), "run")
     if cost.polynomial is None:
-        where = " and ".join(cost.without or cost.names)
+        names = " and ".join(cost.without or cost.names)
         return (
-            f"{runs}. No polynomial of the fourth degree or less in {where} gives all counts, neither for all sizes, "
-            "nor for the larger ones or the multiples of a number: the table has what was counted."
+            f"{runs}: no polynomial of degree 4 or less in {names} gives all counts, be it for all sizes, the larger "
+            "ones or the multiples of a number"
         )
-    made = f"{runs}: fitted to {len(cost.fitted)}, and equal to the count at {len(cost.held_out)} held out"
+    verified = f"{runs}: fitted to {len(cost.fitted)}, exact on {len(cost.held_out)} held out"
     if cost.everywhere:
-        return f"{made}."
-    off = len(cost.counted) - len(cost.fitted) - len(cost.held_out)
-    return f"{made}; at other sizes, of which {off} were counted, it is no polynomial."
+        return verified
+    others = len(cost.counted) - len(cost.fitted) - len(cost.held_out)
+    return f"{verified}; no polynomial at other sizes, {others} of which were counted"
 
 
-def _draw_modules(cost: CostExpression, depth: int) -> list[str]:
-    rows = [
-        (" " * depth_of(name) + (names.printable_short(name) or "model"), _say_part(part, cost))
-        for name, part in cost.modules.items()
-        if depth_of(name) <= depth and any(part.counted.values())
+def _list_modules(cost: CostExpression, depth: int) -> Table:
+    """Return the coefficients of each module's polynomial; no row where only the model has a cost."""
+    shown = {
+        name: part for name, part in cost.modules.items() if depth_of(name) <= depth and any(part.counted.values())
+    }
+    terms = {
+        exponents for part in shown.values() if part.polynomial is not None for exponents, _ in part.polynomial.terms
+    }
+    ordered = sorted(terms, key=lambda exponents: (sum(exponents), exponents), reverse=True)
+    rows: list[tuple[Value, ...]] = [
+        (name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()
     ]
-    return [pipe_table(("module", cost.metric), rows)] if len(rows) > 1 else []
+    columns = (modules(), *(_term_column(cost, exponents) for exponents in ordered), words("note"))
+    return Table(
+        "modules",
+        columns,
+        rows if len(rows) > 1 else (),
+        title=f"{METRICS[cost.metric].title} of the modules, as coefficients",
+        noun="module",
+        hidden=[] if any(row[-1] for row in rows) else ["note"],
+    )
 
 
-def _say_part(part: CostExpression, cost: CostExpression) -> str:
+def _term_column(cost: CostExpression, exponents: Exponents) -> Column:
+    powers = [
+        name if exponent == 1 else f"{name}^{exponent}"
+        for name, exponent in zip(cost.names, exponents, strict=True)
+        if exponent
+    ]
+    heading = Polynomial.of(cost.names, {exponents: 1}).write(cost.symbols)
+    return number("*".join(powers) or "1", heading, form=_write_coefficient)
+
+
+def _list_coefficients(part: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
+    if part.polynomial is None:
+        return [None] * len(terms)
+    factors = dict(part.polynomial.terms)
+    values = [factors.get(exponents, Fraction(0)) for exponents in terms]
+    return [value.numerator if value.denominator == 1 else value for value in values]
+
+
+def _write_coefficient(value: int | Fraction) -> str:
+    if not value:
+        return ""
+    return f"{value.numerator:,}" + (f"/{value.denominator:,}" if value.denominator > 1 else "")
+
+
+def _describe_part(part: CostExpression) -> str:
     if part.polynomial is not None:
-        return part.polynomial.write(cost.symbols)
+        return ""
     counts = set(part.counted.values())
     return f"{format_thousands(counts.pop())} in each run" if len(counts) == 1 else "no polynomial"
 
 
-def _list_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
+def _sort_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
     """Yield the sizes that were run, in order, with what was counted and what that was for."""
     roles = {**dict.fromkeys(cost.held_out, "held out"), **dict.fromkeys(cost.fitted, "fitted")}
     other = "" if cost.polynomial is None else "not of these"
@@ -148,38 +150,41 @@ def _list_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
         yield sizes, cost.counted[sizes], roles.get(sizes, other)
 
 
-def _draw_runs(cost: CostExpression) -> str:
-    runs = list(_list_runs(cost))
-    shown = runs if len(runs) <= _ROWS else [runs[place * (len(runs) - 1) // (_ROWS - 1)] for place in range(_ROWS)]
-    rows = [
-        (*(format_thousands(size) for size in sizes), format_thousands(count), format_size(count), role)
-        for sizes, count, role in shown
-    ]
-    headers = (*cost.names, cost.metric, "", "used")
-    if cost.polynomial is None:  # and no run was used for one
-        headers, rows = headers[:-1], [row[:-1] for row in rows]
-    table = pipe_table(headers, rows)
-    left = len(runs) - len(shown)
-    return table + (f"\nand {format_quantity(left, 'run')} more, which --format json holds." if left else "")
+def _list_runs(cost: CostExpression) -> Table:
+    columns = (
+        *(number(name, form=format_thousands) for name in cost.names),
+        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        words("used"),
+    )
+    rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
+    return Table("runs", columns, rows, noun="run", hidden=["used"] if cost.polynomial is None else [])
 
 
-def _draw_generation(cost: GenerationCost) -> str:
-    prefill = cost.prefill(prompt=cost.prompt)
-    rows = [_row(f"prefill of {format_thousands(cost.prompt)}", "", int(prefill), cost.total)]
-    places = _thin_out(range(cost.new - 1))
-    for place in places:
-        length = cost.prompt + place
-        value = _decoded(cost, length)
+def _list_parts(cost: GenerationCost) -> Table:
+    prefill = int(cost.prefill(prompt=cost.prompt))
+    rows: list[tuple[str, int | None, int]] = [(f"prefill of {format_thousands(cost.prompt)}", None, prefill)]
+    for place in _thin_out(range(cost.new - 1)):
+        value = _decoded(cost, cost.prompt + place)
         if value is not None:
-            rows.append(_row(f"token {format_thousands(place + 2)}", format_thousands(length), value, cost.total))
-    decoded = cost.total - int(prefill)
-    rows.append(_row(f"all {format_thousands(cost.new - 1)} decoded", "", decoded, cost.total))
-    rows.append(_row("whole", "", cost.total, cost.total))
-    return pipe_table(("part", "cache", cost.metric, "", "share"), rows)
+            rows.append((f"token {format_thousands(place + 2)}", cost.prompt + place, value))
+    rows.append((f"all {format_thousands(cost.new - 1)} decoded", None, cost.total - prefill))
+    columns = (
+        words("part"),
+        number("cache", form=format_thousands),
+        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        number("share", form=format_share),
+    )
+    return Table(
+        "parts",
+        columns,
+        [(part, cache, count, count / cost.total if cost.total else None) for part, cache, count in rows],
+        total=("whole", None, cost.total, 1.0 if cost.total else None),
+        noun="part",
+    )
 
 
 def _decoded(cost: GenerationCost, length: int) -> int | None:
-    """Return what a token costs, None where it is only known as a part of the sum."""
+    """Return what a token costs, None where only the sum over tokens is known."""
     holds = cost.decode.polynomial is not None and length in cost.decode.holds_on[0]
     return int(cost.decode(cache=length)) if holds or (length,) in cost.decode.counted else None
 
@@ -191,17 +196,8 @@ def _thin_out(places: Sequence[int]) -> Sequence[int]:
     return [places[index * (len(places) - 1) // (_TOKENS - 1)] for index in range(_TOKENS)]
 
 
-def _row(part: str, cache: str, count: int, total: int) -> tuple[str, ...]:
-    return part, cache, format_thousands(count), format_size(count), format_percent(count, total)
-
-
-def _tell_unknown(cost: CostExpression) -> list[str]:
-    if not cost.unknown:
-        return []
-    listed = ", ".join(
-        f"{names.printable_short(op)} ({format_quantity(calls, 'call')} a run)" for op, calls in cost.unknown.items()
-    )
-    return [_fill(f"UNKNOWN, so missing from the numbers: {listed}.")]
+def _list_unsupported(cost: CostExpression) -> list[str]:
+    return [f"Unsupported, so not counted: {list_ops(cost.unknown)} in each run."] if cost.unknown else []
 
 
 def _encode(cost: CostExpression) -> dict[str, Any]:
@@ -212,7 +208,7 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
         "polynomial": _encode_polynomial(cost.polynomial, cost.symbols),
         "counted": [
             {"sizes": dict(zip(cost.names, sizes, strict=True)), "count": count, "used": role}
-            for sizes, count, role in _list_runs(cost)
+            for sizes, count, role in _sort_runs(cost)
         ],
         "modules": {name: _encode_part(part, cost) for name, part in cost.modules.items()},
         "operators": {name: _encode_part(part, cost) for name, part in cost.operators.items()},
@@ -224,7 +220,7 @@ def _encode_part(part: CostExpression, cost: CostExpression) -> Any:
     return _encode_polynomial(part.polynomial, cost.symbols)
 
 
-def _encode_axis(axis: Any) -> dict[str, Any]:
+def _encode_axis(axis: Axis) -> dict[str, Any]:
     return {"name": axis.name, "first": axis.first, "last": axis.last, "step": axis.step}
 
 

@@ -1,4 +1,4 @@
-"""The scaling of a model: its cost counted at several sizes, and the polynomial that it is in them."""
+"""Count a model at several sizes and fit the polynomial of its cost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Status, Trace
 
 Range = range | tuple[int, int] | tuple[int, int, int]
-# What is told of the runs: how many were made.
+# Called with the number of runs so far.
 Progress = Callable[[int], None]
 
 
 class Sample(NamedTuple):
-    """What was counted at one choice of sizes."""
+    """Counts at one choice of sizes."""
 
     total: int
     modules: Mapping[str, int]
@@ -48,17 +48,17 @@ def cost_of(
     loss: Loss | None = None,
     progress: Progress | None = None,
 ) -> CostExpression:
-    """Return what a model costs as a function of sizes: an exact polynomial, where it is one, tried on other sizes.
+    """Return a model's cost as a function of sizes: an exact polynomial where there is one, verified at other sizes.
 
     `vary` gives each size that is varied (first, last), or (first, last, step), both ends included, or a range.
-    `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return such. `model`
-    is a model, or a function whose arguments are names of sizes, that builds one, or returns (model, inputs) where
-    `inputs` is None; it is called under the meta device where that will do. `metric` is "flops", "macs",
+    `inputs` and `kwargs` are those of an analysis, or functions of sizes, by their names, that return them. `model`
+    is a model, or a function of sizes that builds one, or returns (model, inputs) where `inputs` is None; it is called
+    under the meta device where that works. `metric` is "flops", "macs",
     "activations", "parameters" or "bytes"; with `loss`, a function of the model's result that returns a scalar, the
     backward pass is counted too. The other options are those of FlopCountAnalysis. `progress` is called after each run
-    with their number.
+    with the number of runs.
 
-    A name that nothing takes, sizes that the model does not take, and an empty range or one of a single size raise
+    A name that nothing uses, sizes that the model does not accept, and a range of fewer than two sizes raise
     ScalingError, which names them.
 
     >>> cost = cost_of(
@@ -108,7 +108,7 @@ def read_axis(name: str, sizes: Range) -> Axis:
 def describe_costs(
     metric: str, axes: tuple[Axis, ...], sample: Callable[[Sizes], Sample], *, progress: Progress | None = None
 ) -> CostExpression:
-    """Return the cost of which `sample` gives what it is at sizes; what it raises is raised with the sizes named."""
+    """Return the cost that `sample` counts at sizes; an error of it is raised with the sizes named."""
     names = tuple(axis.name for axis in axes)
     samples: dict[Sizes, Sample] = {}
     totals: dict[Sizes, int] = {}
@@ -126,7 +126,7 @@ def describe_costs(
                 progress(len(samples))
         return totals[sizes]
 
-    # The ends first: what the model does not take is told before the other runs.
+    # The ends first, so that a size that the model does not accept fails before the other runs.
     count(tuple(axis.first for axis in axes))
     count(tuple(axis.last for axis in axes))
     fit = find_fit(axes, count, totals)
@@ -142,7 +142,7 @@ def describe_costs(
 
 
 class _Expressions:
-    """Makes the costs of a model and its parts of what was counted; parts that cost the same share one."""
+    """Build the costs of a model and its parts from the counts; parts of equal counts share one."""
 
     def __init__(self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int]) -> None:
         self._metric = metric
@@ -158,7 +158,7 @@ class _Expressions:
         modules: Mapping[Sizes, Mapping[str, int]],
         operators: Mapping[Sizes, Mapping[str, int]],
     ) -> CostExpression:
-        """Return the cost of the model, with those of its parts."""
+        """Return the cost of the model with those of its parts."""
         return self._make(dict(totals), modules=self._parts(modules), operators=self._parts(operators))
 
     def _parts(self, counts: Mapping[Sizes, Mapping[str, int]]) -> dict[str, CostExpression]:
@@ -191,7 +191,7 @@ class _Expressions:
 
 
 class _Source:
-    """The model and its inputs, as functions of sizes or as they are."""
+    """The model and its inputs, fixed or as functions of sizes."""
 
     def __init__(self, model: Model, inputs: Any, kwargs: Any, names: tuple[str, ...]) -> None:
         self._names = names
@@ -230,11 +230,11 @@ class _Source:
         try:
             with torch.device("meta"):
                 return build(**sizes)
-        except Exception:  # it wants numbers; if it is wrong otherwise, it says so again
+        except Exception:  # it needs real values; any other error is raised again
             return build(**sizes)
 
     def _sizes_of(self, function: Any) -> tuple[str, ...]:
-        """Return the arguments of a function, less those that can be left out; any keywords stand for all the sizes."""
+        """Return the sizes and required arguments of a function; one with **kwargs takes all the sizes."""
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):  # written in C
@@ -269,7 +269,7 @@ def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mappi
 
 
 def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:
-    """Return what a run comes to in a metric, whole and in parts."""
+    """Return a run's counts in a metric, in all and by module and operator."""
     counts = MetricCounts(trace, table)[metric]
     modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
     return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNKNOWN])

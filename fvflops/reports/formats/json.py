@@ -19,7 +19,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     {'modules': {'rows': [{'module': '', 'flops': 72}]}}
     """
     head = {"format": f"fvflops.{document.kind}", "schema": SCHEMA}
-    return json.dumps({**head, **(document.data or _encode(document))}, indent=2, allow_nan=False)
+    return json.dumps({**head, **(document.data or _encode(document))}, indent=2, allow_nan=False, default=str)
 
 
 def _encode(document: Document) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     | model | 72 |
     """
     blocks = [f"### {escape_markdown(document.title)}"] if document.title else []
-    blocks += [_write_part(part) for part in document.parts]
+    blocks += [_write_part(part) for part in document.shown()]
     return "\n\n".join(block for block in blocks if block)
 
 

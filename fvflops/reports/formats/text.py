@@ -33,7 +33,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     Counted by exact.
     """
     blocks = [_write_lines(document.title, width)] if document.title else []
-    blocks += [_write_part(part, width) for part in document.parts]
+    blocks += [_write_part(part, width) for part in document.shown()]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -61,7 +61,8 @@ def _write_table(table: Table, width: int | None) -> str:
     lines = [[column.heading for column in table.columns], *rows]
     cells = [[line[place] for place in places] for line in lines]
     left = [index for index, place in enumerate(places) if table.columns[place].words]
-    heads, *cells = cells if width is None else _shorten(cells, left, width)
+    kept = [index for index, place in enumerate(places) if table.columns[place].keep]
+    heads, *cells = cells if width is None else _shorten(cells, left, width, kept=kept)
     dropped = [column.heading for place, column in enumerate(table.columns) if place not in places]
     missing = [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(dropped)}."] if dropped else []
     return "\n".join(
@@ -85,7 +86,7 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
         need = max((display_width(row[place]) for row in rows), default=0)
         needs.append(
             max(
-                min(need, _SHORTEST) if column.words else need,
+                min(need, width // 3 if column.keep else _SHORTEST) if column.words else need,
                 display_width(column.heading),
             )
         )
@@ -100,11 +101,12 @@ def _add_up(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _shorten(lines: list[list[str]], words: Sequence[int], width: int) -> list[list[str]]:
-    """Return the lines with the widest of the columns of words cut in their middle until they fit."""
+def _shorten(lines: list[list[str]], words: Sequence[int], width: int, *, kept: Sequence[int]) -> list[list[str]]:
+    """Return the lines with the widest of the columns of words cut in their middle until they fit, `kept` ones last."""
     widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     while _add_up(widths) > width and words:
-        widest = max(words, key=lambda place: widths[place])
+        first = [place for place in words if place not in kept and widths[place] > width // 3]
+        widest = max(first or words, key=lambda place: widths[place])
         if widths[widest] <= 1:
             break
         widths[widest] -= 1

@@ -1,0 +1,79 @@
+"""What one rank of a mesh computes, holds and sends in a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.features.communication.report import communication_parts
+from fvflops.features.planning.plan import RankPlan
+from fvflops.formulas import FormulaTable
+from fvflops.reports.document import Document, Items, Part, Table, number, words
+from fvflops.reports.names import list_ops, plain_name
+from fvflops.trace import Status
+from fvflops.units import format_thousands
+
+
+def plan_report(plan: RankPlan, table: FormulaTable, *, name: str) -> Document:
+    """Return what a rank of a model called `name` computes by a convention, holds, and sends."""
+    flops = plan.flops(table)
+    mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
+    coordinates = ", ".join(f"{axis} {index}" for axis, index in plan.coordinates.items())
+    rank = f"rank {format_thousands(plan.rank)} of {format_thousands(plan.world)} ({coordinates})"
+    notes = []
+    if "supposed" in plan.trace.about:
+        notes.append(f"ASSUMED (data-dependent): {plan.trace.about['supposed']}.")
+    notes += [f"Estimated: {rule}." for rule in plan.derived]
+    notes += [f"Not included: {part}." for part in plan.left_out]
+    parts: list[Part] = [
+        f"Inputs of this rank: {plan.trace.about['inputs']}.",
+        _list_costs(plan, flops, table.name),
+        *_list_unsupported(flops),
+        *communication_parts(plan.communication()),
+        Items("", notes),
+    ]
+    title = f"{plain_name(name)} on {mesh}: {rank}"
+    return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name))
+
+
+def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Table:
+    rows = [
+        ("Parameters of the model", plan.model_parameters),
+        ("Parameters of this rank", plan.parameters),
+        ("Parameter bytes of this rank", plan.parameter_bytes),
+        ("MACs", flops.macs()),
+        (f"FLOPs, convention {plain_name(convention)}", flops.total()),
+        *((f"FLOPs, {phase}", sum(labels.values())) for phase, labels in flops.by_phase().items()),
+    ]
+    return Table("costs", (words("metric"), number("value", form=format_thousands)), rows, noun="metric")
+
+
+def _list_unsupported(flops: FlopCountAnalysis) -> list[str]:
+    unsupported = flops.counts().ledger()[Status.UNKNOWN]
+    return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."] if unsupported else []
+
+
+def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, Any]:
+    communication = plan.communication()
+    return {
+        "mesh": dict(plan.mesh),
+        "world": plan.world,
+        "rank": plan.rank,
+        "coordinates": dict(plan.coordinates),
+        "inputs": plan.trace.about["inputs"],
+        "parameters": plan.parameters,
+        "parameter_bytes": plan.parameter_bytes,
+        "model_parameters": plan.model_parameters,
+        "table": table,
+        "macs": flops.macs(),
+        "flops": flops.total(),
+        "flops_by_phase": {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()},
+        "unknown_ops": dict(flops.counts().ledger()[Status.UNKNOWN]),
+        "communication": [
+            {**route._asdict(), **volume._asdict()} for route, volume in communication.by_route().items()
+        ],
+        "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
+        "unknown_communication": dict(communication.unknown),
+        "derived": list(plan.derived),
+        "left_out": list(plan.left_out),
+    }

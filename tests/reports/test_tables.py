@@ -1,0 +1,59 @@
+"""Tables of a report: order, hidden columns, rows that are not shown, and how text shortens them."""
+
+from fractions import Fraction
+
+from fvflops.reports.document import Document, Table, difference, number, words
+from fvflops.reports.formats import write_document
+
+COLUMNS = words("op", keep=True), number("flops", "FLOPs"), difference("change"), words("note")
+ROWS = [("mm", 10, -900, "b"), ("add", 30, 5, ""), ("relu", 20, 40, "a")]
+
+
+def table(**options):
+    return Table("ops", COLUMNS, ROWS, noun="op", **options)
+
+
+def test_differences_are_sorted_by_magnitude_and_other_numbers_by_value():
+    assert [row[0] for row in table().ranked(sort="change").rows] == ["mm", "relu", "add"]
+    assert [row[0] for row in table().ranked(sort="flops").rows] == ["add", "relu", "mm"]
+
+
+def test_rows_that_are_not_shown_are_summed():
+    assert table(summed="change").ranked(top=1).notes == ("2 ops more: change +45.",)
+    assert table(summed="change").ranked(top=3).notes == ()
+    assert table().ranked(top=1).notes == ("2 ops more.",)
+
+
+def test_hidden_columns_and_empty_tables_are_in_data_formats_alone():
+    document = Document("x", "", [table(hidden=("note", "change")), Table("none", COLUMNS, [], title="Nothing")])
+    assert write_document(document).split() == ["op", "FLOPs", "----", "-----", "mm", "10", "add", "30", "relu", "20"]
+    assert write_document(document, "csv").startswith("op,flops,change,note\nmm,10,-900,b\n")
+    for format in ("markdown", "html", "latex"):
+        written = write_document(document, format)
+        assert "change" not in written and "Nothing" not in written
+    nothing = Document("x", "Title", [table(hidden=[column.key for column in COLUMNS])])
+    assert write_document(nothing) == "Title"
+
+
+def test_other_tables_are_sorted_with_the_main_one_where_they_can_be():
+    other = Table("other", (words("name"), number("time")), [("b", 1), ("a", 2), ("c", 3)])
+    document = Document("x", "", [table(), other], main="ops", also=("other",)).ranked(sort="flops", top=2)
+    ops, others = document.tables()
+    assert [row[0] for row in ops.rows] == ["add", "relu"]
+    assert [row[0] for row in others.rows] == ["b", "a"]
+    others = Document("x", "", [table(), other], main="ops", also=("other",)).ranked(sort="name").tables()[1]
+    assert [row[0] for row in others.rows] == ["a", "b", "c"]
+
+
+def test_a_column_to_keep_is_shortened_last_and_stays_when_numbers_go():
+    rows = [("a_module." * 4, 123456789, 1, "x" * 60), ("b", 1, -1, "")]
+    text = write_document(Document("x", "", [Table("ops", COLUMNS, rows)]), width=90)
+    assert "a_module." * 4 in text and max(map(len, text.split("\n"))) <= 90
+    narrow = write_document(Document("x", "", [Table("ops", COLUMNS, rows)]), width=45)
+    assert max(map(len, narrow.split("\n"))) <= 45
+
+
+def test_a_fraction_is_written_exactly():
+    document = Document("x", "", [Table("ops", (words("op"), number("f", form=str)), [("mm", Fraction(1, 3))])])
+    assert write_document(document, "csv").splitlines()[1] == "mm,1/3"
+    assert '"f": "1/3"' in write_document(document, "json")
