@@ -56,13 +56,14 @@ def number(
     *,
     form: Callable[[Any], str] = format_short,
     missing: str = "",
+    only: str = "",
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on.
 
     >>> number("flops", "FLOPs").show(4_089_184_256)
     '4.09G'
     """
-    return Column(key, heading or key, form, missing=missing)
+    return Column(key, heading or key, form, missing=missing, only=only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fvflops.reports.calls.op_calls import write_shapes
 from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
-from fvflops.trace.calls import OpCall
+from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_short
 
@@ -51,7 +51,7 @@ class _Cluster:
     inner: dict[str, _Cluster] = field(default_factory=dict)
 
 
-def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str:
+def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as DOT text, which `dot -Tsvg` draws.
 
     A node is a module without submodules, or one `depth` levels below the root, and one more each time that it is
@@ -62,9 +62,10 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
     >>> from fvflops.trace import ModuleInfo
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, nbytes=64)
-    >>> print(render([call], ModuleTree({"": ModuleInfo("", "", "ReLU")})).splitlines()[-2])
+    >>> print(render(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))).splitlines()[-2])
       n0 [label="ReLU\\n[8]\\n8 FLOPs, 100.0%" fillcolor="0.08 0.80 1.00"]
     """
+    calls, modules = graph
     nodes = list(_make_nodes(calls, modules, depth))
     top = _Cluster()
     for node in nodes:
@@ -134,10 +135,10 @@ def _describe(node: _Node, whole: int) -> Iterator[str]:
         yield write_shapes((), outputs[:1]).removeprefix("() → ")
     unknown = dict.fromkeys(_shorten(call.op) for call in node.calls if call.flops is None)
     if unknown:
-        yield f"UNKNOWN: {', '.join(unknown)}"
+        yield f"unsupported: {', '.join(unknown)}"
     if node.flops or not unknown:
         omitted = not node.flops and any(call.status == "omitted" for call in node.calls)
-        yield "omitted by the table" if omitted else _count(node.flops, whole)
+        yield "ignored by this convention" if omitted else _count(node.flops, whole)
 
 
 def _count(flops: int, whole: int) -> str:

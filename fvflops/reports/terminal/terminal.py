@@ -1,4 +1,4 @@
-"""The terminal's table: as wide as the screen at most, with a bar for each share, in colour, and the ledger below."""
+"""A table for a terminal, fitted to its width, with colours and a bar for each share, and the coverage below."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fvflops.reports.terminal.op_coverage import Note
 from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
-from fvflops.units import format_percent, format_quantity, format_size
+from fvflops.units import format_parameters, format_percent, format_quantity, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary_rows import (
     OperatorRow,
@@ -138,7 +138,7 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
         _Row(
             (_name(summary, line) or "model",),
             line.level,
-            tuple(line.cells.get(heading, "") for heading in headings),
+            tuple(_format(summary, line, heading) for heading in headings),
             count_line(summary, line, chosen),
             line.chain[0] == "",
         )
@@ -147,6 +147,13 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
     total = summary.columns[chosen].get("", 0)
     notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return _Grid(("module",), tuple(headings), headings.index(chosen), total, rows, notes)
+
+
+def _format(summary: Summary, line: Line, heading: str) -> str:
+    if not line.cells.get(heading):
+        return ""
+    count = count_line(summary, line, heading)
+    return format_parameters(count) if heading == "parameters" else format_short(count)
 
 
 def _name(summary: Summary, line: Line) -> str:
@@ -159,7 +166,7 @@ def _list_operators(summary: Summary, depth: int | None, sort: str | None, top: 
     ranked = rank_operators(summary, sort=sort, top=top)
     grid = _list_operator_rows(summary, ("operator",), [((row.operator,), 0, row) for row in ranked[:top]], sort)
     totals = [sum(summary.operators[heading].values()) for heading in grid.headings]
-    total = _Row(("total",), 0, tuple(map(format_size, totals)), grid.total, True)
+    total = _Row(("total",), 0, tuple(map(format_short, totals)), grid.total, True)
     return grid._replace(rows=[*grid.rows, total], notes=truncation_note(ranked, top, "operator"))
 
 
@@ -182,7 +189,7 @@ def _list_operator_rows(
     headings = list_operator_headings(summary)
     place = headings.index(choose_measure(headings, sort))
     total = sum(summary.operators[headings[place]].values())
-    found = [_Row(names, level, tuple(map(format_size, row.counts)), row.counts[place]) for names, level, row in rows]
+    found = [_Row(names, level, tuple(map(format_short, row.counts)), row.counts[place]) for names, level, row in rows]
     return _Grid(heads, tuple(headings), place, total, found, [])
 
 
