@@ -16,6 +16,7 @@ from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
 from fvflops.units import format_parameters, format_percent, format_quantity, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
+from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -92,7 +93,7 @@ def render(
     """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the ledger below.
 
     The rows are those of `fvflops.reports.fvcore.table`, without parameters' shapes; names are relative to the row
-    above them, and cut in the middle where there is no room. Shares and bars are of the flops, or of the column of
+    above them, and cut in the middle where there is no room. Shares and bars are of the FLOPs, or of the column of
     `sort`. A screen too narrow for all loses bars first, then columns from the right, and a line says so. `colour` adds
     the escape sequences of a terminal; what `encoding` lacks is written in ASCII. An unknown view or order raises
     ValueError.
@@ -237,16 +238,16 @@ def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def _measure_figures(grid: _Grid, figures: Sequence[int], percent: bool) -> list[int]:
-    widths = [max(len(grid.headings[place]), *(len(row.figures[place]) for row in grid.rows), 0) for place in figures]
+    widths = [max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0) for place in figures]
     return [*widths, len(_head_of_shares(grid))] if percent else widths
 
 
 def _head_of_shares(grid: _Grid) -> str:
-    return f"% {grid.headings[grid.measure]}"
+    return f"% {name_heading(grid.headings[grid.measure])}"
 
 
 def _tell_left_out(grid: _Grid, layout: _Layout, width: int | None) -> list[str]:
-    missing = [heading for place, heading in enumerate(grid.headings) if place not in layout.figures]
+    missing = [name_heading(heading) for place, heading in enumerate(grid.headings) if place not in layout.figures]
     missing += [] if layout.percent else [_head_of_shares(grid)]
     missing += [] if layout.bar else ["bars"]
     return [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(missing)}."] if missing else []
@@ -257,7 +258,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
         truncate_middle(head, cells, ellipsis=marks.ellipsis)
         for head, cells in zip(grid.heads, layout.names, strict=True)
     ]
-    heads += [grid.headings[place] for place in layout.figures]
+    heads += [name_heading(grid.headings[place]) for place in layout.figures]
     heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
     bars = [_draw_bar(row.amount, grid.total, layout.bar, marks) for row in grid.rows]
     cells = []
