@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fvflops.reports import PAGES, REPORTS
+from fvflops.reports import REPORTS
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.pages import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
@@ -53,7 +53,7 @@ def show(browser, tmp_path) -> Iterator[Any]:
 
     def open_page(breakdown: Breakdown) -> Any:
         path = tmp_path / "report.html"
-        path.write_text("".join(PAGES["html"](breakdown)), encoding="utf-8")
+        path.write_text("".join(REPORTS["html"](breakdown)), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_selector(".cell")
         return page
@@ -231,7 +231,7 @@ def test_two_reports_are_compared(show, tmp_path):
     net = break_net_down()
     wider = Measure("FLOPs", {Cell("encoder.mlp", "forward", "linear"): 800, Cell("neck", "forward", "linear"): 20})
     other = Breakdown(build_tree("encoder", "encoder.mlp", "neck"), {"flops": wider})
-    (tmp_path / "other.html").write_text("".join(PAGES["html"](other)), encoding="utf-8")
+    (tmp_path / "other.html").write_text("".join(REPORTS["html"](other)), encoding="utf-8")
     (tmp_path / "wrong.json").write_text('{"format": "<b>"}', encoding="utf-8")
     page = show(net)
     page.set_input_files("#other", tmp_path / "wrong.json")

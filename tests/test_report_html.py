@@ -16,7 +16,7 @@ from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysi
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.counting.timing import read_times
-from fvflops.reports import PAGES
+from fvflops.reports import REPORTS
 from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
 from fvflops.zoo import build
 from tests.pages import HOSTILE, break_hostile_down, break_net_down, build_tree
@@ -29,7 +29,7 @@ def read_data(page: str) -> dict:
 
 
 def render(breakdown: Breakdown) -> str:
-    return "".join(PAGES["html"](breakdown))
+    return "".join(REPORTS["html"](breakdown))
 
 
 def sum_by_module(measure: Measure) -> Counter[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,11 +110,12 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports.calls.op_calls import op_call_table
+        from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         convention = "" if self._table is None else self._table.name
-        return _write(op_call_table(calls, sort=sort, top=top, ignored=ignored, convention=convention))
+        notes = op_call_notes(calls, ignored=ignored, convention=convention)
+        return _write(op_call_table(calls, sort=sort, top=top), notes)
 
     def module_calls(self) -> tuple[ModuleCall, ...]:
         """Return the calls of modules in the order of the run, each with its tensors and all that ran in it.
@@ -216,11 +217,11 @@ class ActivationCountAnalysis(_TableAnalysis):
     _metric = "activations"
 
 
-def _write(table: document.Table) -> str:
-    from fvflops.reports.document import Document
+def _write(table: document.Table, notes: Sequence[str] = ()) -> str:
+    from fvflops.reports.document import Document, Items
     from fvflops.reports.formats import write_document
 
-    return write_document(Document("calls", parts=[table]))
+    return write_document(Document("calls", parts=[table, Items("", notes)]))
 
 
 def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:

@@ -29,13 +29,10 @@ def op_call_table(
     *,
     sort: str | None = None,
     top: int | None = None,
-    ignored: Mapping[str, int] | None = None,
-    convention: str = "",
 ) -> Table:
     """Return a row for each op call, in the order of the run, or with `sort`, one of SORTS, the largest first.
 
-    `top` is how many are shown, all if None; the total is of all. `ignored` are calls that are not listed, by op, and
-    notes name the `convention` where one is given. An order that does not exist raises ValueError.
+    `top` is how many are shown, all if None; the total is of all. An order that does not exist raises ValueError.
 
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, 1500)
@@ -68,9 +65,7 @@ def op_call_table(
         "memory_delta": sum(call.memory_delta or 0 for call in calls),
     }
     total = [totals.get(column.key) for column in columns]
-    notes = _note_statuses(calls, convention) if convention else []
-    notes += [f"Not listed: {_count(ignored)}."] if ignored else []
-    table = Table("calls", columns, rows, total=total, notes=notes, noun="line")
+    table = Table("calls", columns, rows, total=total, noun="line")
     key = None if sort is None else SORTS[check_sort(sort, SORTS)]
     return table.ranked(sort=key if key in [column.key for column in columns] else None, top=top)
 
@@ -99,7 +94,8 @@ def _signed(count: int) -> str:
     return f"{'+' if count > 0 else ''}{format_short(count)}"
 
 
-def _note_statuses(calls: Sequence[OpCall], convention: str) -> list[str]:
+def op_call_notes(calls: Sequence[OpCall], *, ignored: Mapping[str, int], convention: str) -> list[str]:
+    """Return sentences on op calls whose FLOPs are not counted by a convention, and on `ignored` ones, by op."""
     notes = []
     unknown = Counter(call.op for call in calls if call.flops is None)
     if unknown:
@@ -108,7 +104,7 @@ def _note_statuses(calls: Sequence[OpCall], convention: str) -> list[str]:
         notes.append(f"ignored: arithmetic that the convention {convention} does not count.")
     if any(call.status == "covered" for call in calls):
         notes.append("covered: counted in the line of the module around it.")
-    return notes
+    return [*notes, f"Not listed: {_count(ignored)}."] if ignored else notes
 
 
 def _count(calls: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     A node is an op call, with its exact counts, its line of source and the shapes of its results; views are left out.
     A module has the FLOPs of all in it, and its class.
 
-    >>> from fvflops.trace import ModuleInfo
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, nbytes=64)
     >>> graph = json.loads(render(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))))["graphs"][0]

@@ -238,7 +238,10 @@ def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def _measure_figures(grid: _Grid, figures: Sequence[int], percent: bool) -> list[int]:
-    widths = [max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0) for place in figures]
+    widths = [
+        max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0)
+        for place in figures
+    ]
     return [*widths, len(_head_of_shares(grid))] if percent else widths
 
 
