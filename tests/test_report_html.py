@@ -134,7 +134,7 @@ def test_ops_without_a_formula_are_unknown_and_not_nothing():
     unknown = dict(data["ledger"]["unknown"])
     assert sum(unknown.values()) >= 1
     assert sum(calls for _, calls in data["measures"][0]["unknown"]) == sum(unknown.values())
-    assert "unknown, in no total" in analysis._repr_html_()
+    assert "unsupported, so not counted" in analysis._repr_html_()
 
 
 def test_time_is_that_of_ops_and_of_what_lies_between():

@@ -208,12 +208,12 @@ def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _La
     room = WIDTH - 2 * _MARGIN
     title = f"{measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.say('')}"
     about = breakdown.about
-    told = [f"convention {about['table']}"] if "table" in about else []
+    facts = [f"convention {about['table']}"] if "table" in about else []
     if "multiply_add" in about and layout.measure.title == "FLOPs":
-        told.append(f"a multiply-add is {format_quantity(int(about['multiply_add']), 'FLOP')}")
+        facts.append(f"{format_quantity(int(about['multiply_add']), 'FLOP')} per multiply-add")
     if about.get("inputs"):
-        told.append(f"inputs {about['inputs']}")
-    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(told), _SMALL, 0.29, "quiet")):
+        facts.append(f"inputs {about['inputs']}")
+    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(facts), _SMALL, 0.29, "quiet")):
         shown = fit(plain(text), room * (0.93 if name == "ink" else 1), size)
         figure.text(
             left,
@@ -275,4 +275,4 @@ def _tell_gaps(measure: Measure) -> list[str]:
     for cell, number in measure.unknown.items():
         calls[cell.operator] += number
     listed = ", ".join(f"{name} ×{number}" for name, number in calls.most_common(5))
-    return [f"≥: {format_quantity(calls.total(), 'call')} of unsupported operators in no total: {listed}"]
+    return [f"≥: {format_quantity(calls.total(), 'call')} of unsupported operators not counted: {listed}"]
