@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fvflops.reports.calls.op_calls import SHAPES, data_column, write_shapes
+from fvflops.reports.calls.op_calls import INPUTS, OUTPUTS, data_column
 from fvflops.reports.document import Table, modules, number, words
 from fvflops.trace.calls import ModuleCall
 from fvflops.units import format_parameters, format_thousands
@@ -19,9 +19,9 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
     >>> from fvflops.reports.document import Document
     >>> from fvflops.reports.formats import write_document
     >>> print(write_document(Document("calls", parts=[module_call_table([call])])))
-    #  module  class  in → out   params  FLOPs  acts  bytes
-    -  ------  -----  ---------  ------  -----  ----  -----
-    0  model   ReLU   [8] → [8]       0      8     0     64
+    #  module  class  in   out  params  FLOPs  acts  bytes
+    -  ------  -----  ---  ---  ------  -----  ----  -----
+    0  model   ReLU   [8]  [8]       0      8     0     64
     """
     shown = [call for call in calls if depth is None or call.depth <= depth]
     headings, rows = list_module_rows(shown)
@@ -29,8 +29,9 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
         "number": number("number", "#", form=str),
         "module": modules(),
         "class": words("class"),
-        "phase": replace(words("phase"), optional=True, only="" if len({call.phase for call in calls}) > 1 else "data"),
-        "shapes": SHAPES,
+        "phase": replace(words("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"),
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
         "parameters": number("parameters", "params", form=format_parameters),
         "flops": number("flops", "FLOPs", form=format_thousands),
         "activations": number("activations", "acts", form=format_thousands),
@@ -39,13 +40,4 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
             "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
         ),
     }
-    place = headings.index("parameters")
-    return Table(
-        "calls",
-        [columns.get(heading, data_column(heading)) for heading in (*headings[:place], "shapes", *headings[place:])],
-        [
-            [*row[:place], write_shapes(call.inputs, call.outputs), *row[place:]]
-            for row, call in zip(rows, shown, strict=True)
-        ],
-        noun="line",
-    )
+    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="line")

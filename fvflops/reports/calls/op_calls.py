@@ -39,21 +39,15 @@ def op_call_table(
     >>> from fvflops.reports.document import Document
     >>> from fvflops.reports.formats import write_document
     >>> print(write_document(Document("calls", parts=[op_call_table([call])])))
-    #  name   op      target              module  in → out   status   FLOPs    time
-    -  -----  ------  ------------------  ------  ---------  -------  -----  ------
-    0  relu   relu    aten::relu.default  model   [8] → [8]  counted      8  1.5 µs
-       total  1 line                                                      8  1.5 µs
+    #  name   op      target              module  in   out  status   FLOPs    time
+    -  -----  ------  ------------------  ------  ---  ---  -------  -----  ------
+    0  relu   relu    aten::relu.default  model   [8]  [8]  counted      8  1.5 µs
+       total  1 line                                                     8  1.5 µs
     """
     headings, rows = list_op_rows(calls)
     columns = [_COLUMNS[heading] for heading in headings]
     if len({call.phase for call in calls}) == 1:
         columns[headings.index("phase")] = replace(_COLUMNS["phase"], only="data")
-    place = headings.index("dtype")
-    columns.insert(place, SHAPES)
-    rows = [
-        [*row[:place], write_shapes(call.inputs, call.outputs), *row[place:]]
-        for row, call in zip(rows, calls, strict=True)
-    ]
     if "memory_before" in headings:
         columns.append(number("memory_delta", "delta", form=_signed, only="people"))
         rows = [[*row, call.memory_delta] for row, call in zip(rows, calls, strict=True)]
@@ -70,20 +64,16 @@ def op_call_table(
     return table.ranked(sort=key if key in [column.key for column in columns] else None, top=top)
 
 
-def write_shapes(inputs: Sequence[str], outputs: Sequence[str]) -> str:
-    """Return the shapes of a call's inputs and outputs, the first three of each.
+def list_shapes(tensors: str) -> str:
+    """Return the shapes of the first three of tensors that have "; " between them, without their dtypes.
 
-    >>> write_shapes(("float32[2, 3]", "float32[3]"), ())
-    '[2,3] [3] → ()'
+    >>> list_shapes("float32[2, 3]; float32[3]"), list_shapes("")
+    ('[2,3] [3]', '()')
     """
-    return f"{_list(inputs)} → {_list(outputs)}"
-
-
-def _list(tensors: Sequence[str]) -> str:
-    """Return the shapes of tensors, without their dtypes."""
-    shown = tensors[:3]
+    listed = tensors.split("; ")
+    shown = listed[:3]
     shapes = ["[" + text.partition("[")[2].replace(" ", "") if "[" in text else text for text in shown]
-    return " ".join(shapes) + " ..." * (len(tensors) > len(shown)) or "()"
+    return " ".join(shapes) + " ..." * (len(listed) > len(shown)) or "()"
 
 
 def _time(nanoseconds: int) -> str:
@@ -116,8 +106,9 @@ def data_column(key: str) -> Column:
     return Column(key, key, only="data")
 
 
-SHAPES = replace(words("shapes", "in → out"), only="people")
-_OPTIONAL = {key: replace(words(key), optional=True) for key in ("name", "target", "phase")}
+INPUTS = replace(words("inputs", "in", form=list_shapes), optional=2)
+OUTPUTS = words("outputs", "out", form=list_shapes)
+_OPTIONAL = {key: replace(words(key), optional=level) for key, level in (("name", 2), ("target", 3), ("phase", 1))}
 _COLUMNS: Mapping[str, Column] = {
     "number": number("number", "#", form=str),
     "name": _OPTIONAL["name"],
@@ -125,6 +116,8 @@ _COLUMNS: Mapping[str, Column] = {
     "target": _OPTIONAL["target"],
     "module": words("module", form=lambda name: name or "model"),
     "phase": _OPTIONAL["phase"],
+    "inputs": INPUTS,
+    "outputs": OUTPUTS,
     "status": words("status", form=lambda status: _STATUS.get(status, status)),
     "flops": number("flops", "FLOPs", form=format_thousands, missing="unsupported"),
     "duration_ns": number("duration_ns", "time", form=_time),
@@ -132,9 +125,6 @@ _COLUMNS: Mapping[str, Column] = {
     "memory_after": number("memory_after", "after"),
     **{
         key: data_column(key)
-        for key in (
-            *("inputs", "outputs", "dtype", "macs", "activations", "bytes", "parameters", "after"),
-            *("memory_peak", "line"),
-        )
+        for key in (*("dtype", "macs", "activations", "bytes", "parameters", "after", "memory_peak", "line"),)
     },
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from fvflops.reports.calls.op_calls import write_shapes
+from fvflops.reports.calls.op_calls import list_shapes
 from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall, OpGraph
@@ -132,7 +132,7 @@ def _describe(node: _Node, whole: int) -> Iterator[str]:
         yield _shorten(node.class_name)
     outputs = node.calls[-1].outputs
     if outputs:
-        yield write_shapes((), outputs[:1]).removeprefix("() → ")
+        yield list_shapes(outputs[0])
     unknown = dict.fromkeys(_shorten(call.op) for call in node.calls if call.flops is None)
     if unknown:
         yield f"unsupported: {', '.join(unknown)}"
@@ -155,7 +155,7 @@ def _list_edges(nodes: Sequence[_Node]) -> Iterator[str]:
                 if maker != node.number:
                     edges[maker] = made
         for maker, made in edges.items():
-            shape = write_shapes((), made.outputs[:1]).removeprefix("() → ")
+            shape = list_shapes(made.outputs[0] if made.outputs else "")
             yield f"  n{maker} -> n{node.number} [label={_quote(shape)}]"
 
 

@@ -12,7 +12,7 @@ from fvflops.units import format_quantity
 
 _PROSE = 100  # the longest line of a sentence where there is no other limit
 _SHORTEST = 12  # what a column of words is cut to before columns are left out
-_LONG = 30  # what it is cut to before optional columns are left out
+_LONG = 20  # what it is cut to before optional columns are left out
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -86,7 +86,10 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
     """
     places = list(range(len(table.columns)))
     needs = _measure(table, rows, _LONG)
-    optional = [place for place in places if table.columns[place].optional]
+    optional = sorted(
+        (place for place in places if table.columns[place].optional),
+        key=lambda place: (table.columns[place].optional, place),
+    )
     while optional and _add_up([needs[place] for place in places]) > width:
         places.remove(optional.pop())
     needs = _measure(table, rows, _SHORTEST)
