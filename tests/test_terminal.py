@@ -204,7 +204,7 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
         "| model          | 0.17K         | 0.144K   |\n"
         "| layers.0–1 × 2 | 0.152K        | 0.128K   |\n\n"
         "3 modules more.\n"
-        "A row with × N is the sum of N equal modules; what is inside them is shown of the first alone."
+        "A row with × N is the sum of N equal modules; the rows below it are those of the first."
     )
 
 

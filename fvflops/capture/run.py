@@ -129,7 +129,7 @@ def record_call(
                 )
             if shapes is not None and not failure:
                 if "supposed" in shapes.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.about["supposed"]))
+                    _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.about["supposed"]))
                 return shapes
         try:
             trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)

@@ -1,4 +1,4 @@
-"""The call rows: calls of ops or of modules, or their sums by line of source, for CSV, JSON and data frames."""
+"""Rows of op calls or module calls, or of their sums by line of source, for CSV, JSON and data frames."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CALL_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def list_op_rows(calls: Sequence[OpCall]) -> Table:
-    """Return a row for each op call; what was not measured of any has no column, and a count not known is None.
+    """Return a row for each op call; what was not measured has no column, and a count that is not known is None.
 
-    Several tensors or parameters stand in one cell, with "; " between them, numbers of calls with a blank.
+    Several tensors or parameters share a cell, with "; " between them; numbers of calls have a blank between them.
 
     >>> call = OpCall(1, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, after=(0,))

@@ -1,4 +1,4 @@
-"""The summary that every report is made from, of one analysed run or of several side by side."""
+"""Summaries, the source of most reports, of one analysed run or of several side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs, by heading; all that is no count is that of the first.
+    """Return the summary of analysed runs, by heading; everything but counts is that of the first.
 
     Where more than a forward pass was recorded, each phase has a column.
     """
@@ -64,7 +64,7 @@ def name_heading(heading: str) -> str:
 
 
 def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
-    """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
+    """Return the names of modules in which no op was seen: unused, or used without being called."""
     scopes = trace.scopes()
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)

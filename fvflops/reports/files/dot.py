@@ -1,4 +1,4 @@
-"""The graph: modules as nodes with what they come to, and tensors as edges, in DOT, which Graphviz draws."""
+"""Graphs in DOT, for Graphviz: modules as nodes with their FLOPs, and tensors as edges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Node(NamedTuple):
 
 @dataclass(slots=True)
 class _Cluster:
-    """A module around nodes: these, the modules in it, and what all of it comes to."""
+    """A module around nodes: its FLOPs, its nodes, and the modules in it."""
 
     flops: int = 0
     nodes: list[_Node] = field(default_factory=list)
@@ -54,10 +54,10 @@ class _Cluster:
 def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as DOT text, which `dot -Tsvg` draws.
 
-    A node is a module without submodules, or one `depth` levels below the root, and one more each time that it is
-    called again later; an op that such a module's parent runs by itself is a node too. It has its class, the shape of
+    A node is a call of a module without submodules, or of one `depth` levels below the root; an op that such a module's
+    parent runs itself is a node too. It has its class, the shape of
     its result, its FLOPs and their share; the deeper its colour, the more. Modules around nodes are boxes. An edge goes
-    from the node that computed a tensor, whose shape it has, to one that reads it; views are left out.
+    from the node that computed a tensor, whose shape it has, to one that reads it; views are not drawn.
 
     >>> from fvflops.trace import ModuleInfo
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),

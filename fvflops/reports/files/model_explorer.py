@@ -1,4 +1,4 @@
-"""The Model Explorer file: op calls as nodes in collapsible modules, for https://github.com/google-ai-edge/model-explorer."""
+"""Files for Google's Model Explorer: op calls as nodes in collapsible modules, for https://github.com/google-ai-edge/model-explorer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fvflops.units import format_short
 def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as a graph in Model Explorer's JSON, in which modules open, so that `depth` is ignored.
 
-    A node is an op call, with its exact counts, its line of source and the shapes of its results; views are left out.
-    A module has the FLOPs of all in it, and its class.
+    A node is an op call, with its exact counts, its line of source and the shapes of its results; views have no node.
+    A module has its class, and the FLOPs of all ops in it.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
@@ -75,5 +75,5 @@ def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
 
 
 def _namespace(name: str) -> str:
-    """Return a module's name with the separators that Model Explorer reads; a slash of its own is another one."""
+    """Return a module's name with slashes for dots, as Model Explorer wants it; slashes in names are replaced."""
     return "/".join(printable(part).replace("/", "∕") for part in name.split(".")) if name else ""

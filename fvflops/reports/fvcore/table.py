@@ -1,4 +1,4 @@
-"""The table: a pipe table with a row for each module, for each operator, or for each operator of each module."""
+"""A pipe table with a row for each module, for each operator, or for each operator of each module."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _head(heading: str, show_param_shapes: bool = False) -> str:
 
 def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bool) -> str:
     headings = list(summary.columns)
-    # What all names share says nothing, so it is left off where the lines are a tree.
+    # The prefix that all names share is dropped where the lines are a tree.
     prefix = f"{lines[0].name}."
     rows = [
         _indent(

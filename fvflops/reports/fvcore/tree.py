@@ -1,4 +1,4 @@
-"""The tree: what `print(model)` shows, with each module's counts inside, as fvcore's `flop_count_str` writes it."""
+"""The text of `print(model)` with the counts of each module inside, as fvcore's `flop_count_str` writes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     that cannot be printed as they are.
 
     `depth` is how many levels below the root are shown, all if None. A module in which no op was seen has N/A for its
-    count. A shared module stands at each of its places, its counts only at the first. A child that is None is
+    count. A shared module is shown under each of its names, its counts only under the first. A child that is None is
     shown as None, and a module inside itself as "..."; fvcore fails on both. A view other than by module raises
     ValueError.
     """
@@ -50,7 +50,7 @@ def render_covered(summary: Summary, **options: Any) -> str:
 def draw_tree(
     modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None
 ) -> list[str]:
-    """Return the lines of a model as `print` shows it, with what `describe` says of each place, a line each, inside.
+    """Return the lines of a model as `print` shows it, with the lines that `describe` returns for each module inside.
 
     >>> print("\\n".join(draw_tree(ModuleTree({"": ModuleInfo("", "", "Net")}), lambda place: ["one", "two"])))
     Net(
@@ -59,7 +59,7 @@ def draw_tree(
     )
     """
     lines: list[str] = []
-    # Holds what is still to be written, last first: finished text, or a place with its level and what opens it.
+    # Pending output, last first: finished text, or a module with its level and the text in front of it.
     waiting: list[str | tuple[ModuleInfo, int, str]] = [(modules.root, 0, "")]
     while waiting:
         item = waiting.pop()

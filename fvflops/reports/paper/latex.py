@@ -1,4 +1,4 @@
-"""The LaTeX report: a booktabs table with the columns that papers have."""
+"""A LaTeX table of the booktabs package with the columns that papers have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper report: a table in GitHub's Markdown with the columns that papers have."""
+"""A table in GitHub's Markdown with the columns that papers have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper rows: a summary in the units that papers use, as text, for a table of a model or of its modules."""
+"""Rows of a summary in the units that papers use, for a table of a model or of its modules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNCALLED = "not called"
 class PaperRows(NamedTuple):
     """The heads of the number columns, and rows of a name with a cell for each; the first row is the model.
 
-    `notes` are sentences: the convention, the inputs, what the numbers leave out, the versions. Names are as they are,
-    in the notes as `show` writes them.
+    `notes` are sentences: the convention, the inputs, what is not counted, the versions. Names are as they are, in the
+    notes as `printable` writes them.
     """
 
     heads: list[str]
@@ -39,8 +39,8 @@ def list_paper_rows(
 ) -> PaperRows:
     """Return a row for the model, and with `depth` one for each module down to so many levels below the root.
 
-    Modules without any count are left out, and counts by other headings. With `sort`, a heading or "name", or `top` the
-    modules with most come first, and there are `top` of them beside the model. `report` is named where the view is
+    Modules without any count, and columns that are no metrics, are dropped. With `sort`, a heading or "name", or `top`
+    the modules with most come first, and there are `top` of them beside the model. `report` is named where the view is
     another than "module", which raises ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
