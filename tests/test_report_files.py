@@ -13,8 +13,10 @@ from markdown_it import MarkdownIt
 
 from fvflops.reports import REPORTS, names
 from fvflops.reports.fvcore import table
+from fvflops.reports.json import parse
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Status, Summary
+from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.summaries import make_deep
 
 
@@ -223,6 +225,25 @@ def test_a_model_without_arithmetic_has_tables_too():
     assert table.render(summary, by="operator").splitlines()[2:] == ["| total      |        0 |         |"]
     assert len(table.render(summary, by="both").splitlines()) == 2
     assert REPORTS["csv"](summary, by="both") == "module,operator,flops\n"
+
+
+@pytest.mark.parametrize("by", CSVS)
+@pytest.mark.parametrize("net", ["short", "long"])
+def test_all_six_formats_of_a_saved_summary(net, by):
+    summary = parse(REPORTS["json"](NET if net == "short" else name_everything("layer_" * 50)))
+    text = REPORTS["text"](summary, by=by, depth=9, width=80)
+    assert max(map(len, text.split("\n"))) <= 80 and "Convention:" in text
+    rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](summary, by=by))))
+    totals = [int(row["flops"]) for row in rows]
+    assert (totals[0] if by == "module" else sum(summary.operators["flops"].values())) == summary.columns["flops"][""]
+    lines = [line for line in REPORTS["markdown"](summary, by=by, depth=9).split("\n") if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1 and len(lines) >= len(rows) + 2
+    latex = REPORTS["latex"](summary, by=by, depth=9)
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
+    assert len({line.count(" & ") for line in latex.split("\n") if " & " in line}) == 1
+    cells = {Cell(name, "forward", "op"): 1 for name in summary.modules.places}
+    page = "".join(REPORTS["html"](Breakdown(summary.modules, {"flops": Measure("FLOPs", cells)}, summary.ledger)))
+    assert page.startswith("<!doctype html>") and page.count("</script>") == 2
 
 
 # ---- the ledger

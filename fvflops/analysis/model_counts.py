@@ -105,9 +105,9 @@ class FlopCountAnalysis(_TableAnalysis):
         sort: str | None = None,
         top: int | None = None,
     ) -> str:
-        """Return the op calls as text, a line each: where they ran, their shapes, FLOPs, time and memory.
+        """Return the op calls as text of any width, a line each: module, shapes, FLOPs, time and memory.
 
-        They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
+        They are in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
         from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
@@ -133,7 +133,7 @@ class FlopCountAnalysis(_TableAnalysis):
         return list_module_calls(self.trace(), self._cost_model(), self._activations_pricer())
 
     def module_call_table(self, *, depth: int | None = None) -> str:
-        """Return the calls of modules as text, a line each: shapes, parameters, FLOPs, activations and bytes.
+        """Return the calls of modules as text of any width, a line each: shapes, parameters, FLOPs, activations, bytes.
 
         `depth` is how many calls around one there are at most, any number if None.
         """
@@ -153,7 +153,7 @@ class FlopCountAnalysis(_TableAnalysis):
         return sum_lines(calls)
 
     def line_table(self) -> str:
-        """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
+        """Return the lines of source as text of any width, with op calls, FLOPs, share, activations and bytes."""
         from fvflops.reports.calls.source_lines import line_table
 
         return _write(line_table(self.line_counts()))
