@@ -23,6 +23,7 @@ from fvflops.cli import main
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import printable
 from fvflops.trace import TraceError
+from fvflops.views.ranking import natural_key
 from fvflops.zoo import build
 
 
@@ -191,6 +192,9 @@ def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
     assert len(list(page.iter("tr"))) == shown + 1
     latex = write_document(report, "latex")
     assert re.findall(r"\\begin{(\w+)}", latex) == re.findall(r"\\end{(\w+)}", latex) == ["tabular", "itemize"]
+    named = list(csv.DictReader(io.StringIO(write_document(report.ranked(sort="name"), "csv"))))
+    key = {"op": "name", "call": "module", "line": "line"}[by]
+    assert [row[key] for row in named] == sorted((row[key] for row in rows), key=natural_key)
     ranked = write_document(report.ranked(sort="flops", top=1), "csv").splitlines()
     assert len(ranked) == 2 and str(total) in ranked[1]
 

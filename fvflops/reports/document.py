@@ -20,9 +20,8 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model. Where a line is too long, columns with the
-    largest `optional` go first.
-    `only` is "people" for a column that CSV and JSON do not have, "data" for one that only they have.
+    a parent before its children, "" being the model. Where a line is too long, columns with the largest `optional` go
+    first. `only` is "people" for a column that CSV and JSON do not have, "data" for one that only they have.
     """
 
     key: str
@@ -91,15 +90,15 @@ class Table:
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table with its largest values first, and `top` rows of it.
 
-        `sort` is the key of a column, or "name" for the first; names are in their natural order. None keeps the order.
-        A key that no column has, and a `top` below 1, raise ValueError.
+        `sort` is the key of a column, or "name" for the first one of words; names are in their natural order. None
+        keeps the order. A key that no column has, and a `top` below 1, raise ValueError.
         """
         check_top(top)
         columns, rows = self.columns, list(self.rows)
         if sort is not None:
             keys = [column.key for column in columns]
             check_sort(sort, keys if NAME in keys else [*keys, NAME])
-            place = keys.index(sort) if sort in keys else 0
+            place = keys.index(sort) if sort in keys else self._find_names()
             if columns[place].words:
                 rows.sort(key=lambda row: natural_key(str(row[place] or "")))
             else:
@@ -111,6 +110,9 @@ class Table:
             rows=rows[:top],
             notes=(*self.notes, *truncation_note(rows, top, self.noun)),
         )
+
+    def _find_names(self) -> int:
+        return next((place for place, column in enumerate(self.columns) if column.words), 0)
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with the columns that "people" or "data" formats have."""
