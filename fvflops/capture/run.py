@@ -129,7 +129,7 @@ def record_call(
                 shapes, failure = _by_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
                 if shapes.info.assumed:
-                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.info.assumed))
+                    _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
                 return shapes
         try:
             trace = _for_real(request, stack, once=once)

@@ -1,4 +1,4 @@
-"""The CSV report: exact numbers for spreadsheets and data frames."""
+"""CSV of a summary: exact numbers for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
 def _to_text(cell: Value) -> Value:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    # The text may be read on a terminal too, and line by line; the exact names are in the JSON report.
+    # Also read on terminals, and line by line; the exact names are in the JSON report.
     return neutralise_formula(printable(cell)) if isinstance(cell, str) else cell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -21,8 +21,9 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model. `signed` numbers are sorted by magnitude. Words to `keep` are
-    shortened after those of other columns.
+    a parent before its children, "" being the model. `signed` numbers are sorted by magnitude. Where a line is too
+    long, columns with the largest `optional` go first, and words to `keep` are shortened last. `only` is "people" for a
+    column that CSV and JSON do not have, "data" for one that only they have.
     """
 
     key: str
@@ -33,6 +34,8 @@ class Column:
     tree: bool = False
     signed: bool = False
     keep: bool = False
+    optional: int = 0
+    only: str = ""
 
     def show(self, value: Value) -> str:
         """Return a value as people read it, not yet escaped for any format."""
@@ -59,13 +62,14 @@ def number(
     *,
     form: Callable[[Any], str] = format_short,
     missing: str = "",
+    only: str = "",
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on.
 
     >>> number("flops", "FLOPs").show(4_089_184_256)
     '4.09G'
     """
-    return Column(key, heading or key, form, missing=missing)
+    return Column(key, heading or key, form, missing=missing, only=only)
 
 
 def difference(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
@@ -77,13 +81,17 @@ def difference(key: str, heading: str = "", *, form: Callable[[Any], str] = form
     return Column(key, heading or key, form, signed=True)
 
 
+def data_only(columns: Iterable[Column], keys: Collection[str]) -> list[Column]:
+    """Return columns of which those with some keys are in CSV and JSON only."""
+    return [replace(column, only="data") if column.key in keys else column for column in columns]
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of exact values; each has a value for each column.
 
     `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
-    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives. The
-    columns whose keys are `hidden` are in data formats alone.
+    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives.
 
     >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -99,20 +107,19 @@ class Table:
     notes: Sequence[str] = ()
     noun: str = "row"
     summed: str = ""
-    hidden: Collection[str] = ()
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table with its largest values first, and `top` rows of it.
 
-        `sort` is the key of a column, or "name" for the first; names are in their natural order. None keeps the order.
-        A key that no column has, and a `top` below 1, raise ValueError.
+        `sort` is the key of a column, or "name" for the first one of words; names are in their natural order. None
+        keeps the order. A key that no column has, and a `top` below 1, raise ValueError.
         """
         check_top(top)
         columns, rows = self.columns, list(self.rows)
         keys = [column.key for column in columns]
         if sort is not None:
             check_sort(sort, keys if NAME in keys else [*keys, NAME])
-            place = keys.index(sort) if sort in keys else 0
+            place = keys.index(sort) if sort in keys else self._find_names()
             if columns[place].words:
                 rows.sort(key=lambda row: natural_key(str(row[place] or "")))
             else:
@@ -123,17 +130,6 @@ class Table:
             columns=columns,
             rows=rows[:top],
             notes=(*self.notes, *self._describe_rest(rows, top)),
-        )
-
-    def shown(self) -> Table:
-        """Return the table that people read, without its hidden columns."""
-        places = [place for place, column in enumerate(self.columns) if column.key not in self.hidden]
-        return replace(
-            self,
-            columns=[self.columns[place] for place in places],
-            rows=[[row[place] for place in places] for row in self.rows],
-            total=None if self.total is None else [self.total[place] for place in places],
-            hidden=(),
         )
 
     def has(self, key: str) -> bool:
@@ -148,6 +144,21 @@ class Table:
         column = self.columns[place]
         value: Any = sum(row[place] or 0 for row in rows[top:])
         return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
+
+    def _find_names(self) -> int:
+        return next((place for place, column in enumerate(self.columns) if column.words), 0)
+
+    def readable_by(self, reader: str) -> Table:
+        """Return the table with the columns that "people" or "data" formats have."""
+        kept = [place for place, column in enumerate(self.columns) if column.only in ("", reader)]
+        if len(kept) == len(self.columns):
+            return self
+        return replace(
+            self,
+            columns=[self.columns[place] for place in kept],
+            rows=[[row[place] for place in kept] for row in self.rows],
+            total=None if self.total is None else [self.total[place] for place in kept],
+        )
 
     def records(self) -> list[dict[str, Value]]:
         """Return each row as column key → value."""
@@ -239,10 +250,12 @@ class Document:
             parts.append(part)
         return replace(self, parts=parts)
 
-    def shown(self) -> list[Part]:
-        """Return the parts that people read: without hidden columns, and without tables of no rows or columns."""
-        parts = [part.shown() if isinstance(part, Table) else part for part in self.parts]
-        return [part for part in parts if not isinstance(part, Table) or (part.rows and part.columns)]
+    def readable_by(self, reader: str) -> Document:
+        """Return the document with its tables as `Table.readable_by` gives them; people see no empty ones."""
+        parts = [part.readable_by(reader) if isinstance(part, Table) else part for part in self.parts]
+        if reader == "people":
+            parts = [part for part in parts if not isinstance(part, Table) or (part.rows and part.columns)]
+        return replace(self, parts=parts)
 
     def tables(self) -> list[Table]:
         """Return the tables in their order."""

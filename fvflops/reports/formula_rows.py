@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fvflops.formulas import FormulaTable, Row
 from fvflops.formulas.language.expression import Expression
 from fvflops.formulas.schema import is_composite, schemas_of
-from fvflops.reports.document import Document, Items, Table, Value, words
+from fvflops.reports.document import Document, Items, Table, Value, data_only, words
 from fvflops.text import suggest
 
 _FUNCTION = "prim::PythonOp."
@@ -28,8 +28,8 @@ def rows_report(table: FormulaTable) -> Document:
     rows = [_list_values(name, row) for name, row in sorted({**table.rows, **table.modules}.items())]
     title = f"{table.name}: {table.description}" if table.description else table.name
     notes = ("A formula that is shortened here: fvflops ops NAME.",)
-    hidden = [column.key for column in _COLUMNS[2:]]
-    return Document("ops", title, [Table("rows", _COLUMNS, rows, notes=notes, noun="op", hidden=hidden)])
+    columns = data_only(_COLUMNS, [column.key for column in _COLUMNS[2:]])
+    return Document("ops", title, [Table("rows", columns, rows, notes=notes, noun="op")])
 
 
 def row_report(table: FormulaTable, name: str) -> Document:
@@ -57,14 +57,13 @@ def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError
     columns = words("op"), words("example"), words("problem")
     title = f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold"
     # Whole in sentences; a table would shorten them.
-    hidden = [column.key for column in columns]
-    return Document("examples", title, [Items("", problems), Table("examples", columns, rows, hidden=hidden)])
+    examples = Table("examples", data_only(columns, [column.key for column in columns]), rows)
+    return Document("examples", title, [Items("", problems), examples])
 
 
 def _write_row(name: str, row: Row | None, lines: Sequence[tuple[str, str]]) -> Document:
     rows = [] if row is None else [_list_values(name, row)]
-    hidden = [column.key for column in _COLUMNS]
-    table = Table("rows", _COLUMNS, rows, noun="op", hidden=hidden)
+    table = Table("rows", data_only(_COLUMNS, [column.key for column in _COLUMNS]), rows, noun="op")
     return Document("ops", name, [Items("", [f"{key}: {value}" for key, value in lines]), table])
 
 

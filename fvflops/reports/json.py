@@ -1,23 +1,24 @@
-"""The JSON report: the whole summary, exact, to be kept and read back.
+"""JSON of a summary: whole and exact, to be saved and read back.
 
 Schema 1, an object of these keys. A *name* is a module's or a parameter's dotted path, "" being the model; a *heading*
 is "parameters", "flops", "activations" or a phase. A count is a whole number, or what a handle made of it.
 
 - `format`: "fvflops.summary". `schema`: 1; a change that old readers would misread raises it, a new key does not.
-- `about`: an object of strings: `model`, `inputs`, `table` (the convention) with its `multiply_add` (the flops that one
-  multiply-add is) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run.
+- `about`: an object of strings: `model`, `inputs`, `table` (the convention) with its `multiply_add` (FLOPs per
+  multiply-add) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run.
 - `columns`: heading → name → count, what is below a module included. `parameters` names parameters too.
 - `operators`: heading → operator → count of the whole model.
 - `by_both`: heading → module's name → operator → count.
 - `uncalled`: heading → names of the modules in which no op was seen.
-- `ledger`: "counted", "free", "omitted" or "unknown" → op → calls. The counts lack what the last two did.
-- `unknown_elements`: unknown op → elements of its outputs.
-- `unknown_places`: unknown op → module, and line of source where it is known → calls; may be missing.
-- `modules`: a list of the places in the model, a parent before its children, each with `name`, `canonical` (the first
-  name of a shared module), `class_name`, `classes`, `extra_repr`, `has_forward`, `parameters`, `buffers`, `attributes`
-  and `children` (pairs of attribute and name).
+- `ledger`: "counted", "free" (zero-FLOP), "omitted" (ignored by the convention) or "unknown" (unsupported) → op →
+  calls. The counts lack the last two.
+- `unknown_elements`: unsupported op → elements of its outputs.
+- `unknown_places`: unsupported op → module, and line of source where it is known → calls; may be missing.
+- `modules`: a list of the modules, a shared one under each name, a parent before its children, each with `name`,
+  `canonical` (the first name of a shared module), `class_name`, `classes`, `extra_repr`, `has_forward`, `parameters`,
+  `buffers`, `attributes` and `children` (pairs of attribute and name).
 
-Readers pass over keys that they do not know, and refuse a newer schema.
+Readers ignore keys that they do not know, and refuse a newer schema.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FORMAT = "fvflops.summary"
 
 
 class SummaryError(ValueError):
-    """A text that holds no summary, or not a whole one, or one that a newer fvflops wrote."""
+    """A text that is no summary, a damaged one, or one that a newer fvflops wrote."""
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:

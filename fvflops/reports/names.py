@@ -1,7 +1,7 @@
-"""The names of modules and ops as text that does no harm: on a terminal, in Markdown, in LaTeX, in a spreadsheet.
+"""Escape names of modules and ops for terminals, Markdown, LaTeX and spreadsheets.
 
-A module may be called anything that holds no dot: `a|b`, `=1+1`, a line break. A report shows such a name as it is
-instead of obeying it. In a table on a terminal what is very long is cut.
+A module may have any name without a dot: `a|b`, `=1+1`, a line break. A report shows such a name as text. Tables on a
+terminal cut very long ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: "\\" + mark for ma
 _MARKDOWN_MARK = re.compile("[" + re.escape("".join(_MARKDOWN)) + "]")
 # Within a word an underscore is one in CommonMark too; only at an end of a word can it open or close emphasis.
 _OUTER_UNDERSCORES = re.compile(r"(?<!\w)_+|_+(?!\w)")
-# Beside TeX's own marks: what an end of a row takes for its argument (`*`, `[`), what fonts join (`--`, `,,`) or lack
-# (`<`), and what packages make active (`"`).
+# TeX's special characters; what the end of a row would read as its argument (`*`, `[`), what fonts join (`--`, `,,`)
+# or lack (`<`), and what packages make active (`"`).
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -88,7 +88,7 @@ def neutralise_formula(name: str) -> str:
     >>> neutralise_formula("=1+1"), neutralise_formula("fc")
     ("'=1+1", 'fc')
     """
-    # Some spreadsheets drop the blanks in front of a cell before they look at it.
+    # Some spreadsheets strip a cell before they read it.
     if name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS):
         return "'" + name
     return name

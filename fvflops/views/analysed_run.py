@@ -1,4 +1,4 @@
-"""What views are made from: an analysed run as plain data."""
+"""An analysed run as plain data, the source of all views."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fvflops.trace import Counts, Trace
 class AnalysedRun:
     """A Trace, its counts, and what they were counted by.
 
-    `table` is None where no table was used. `handled` names the ops that a program's own handles count. `ancestors`
-    says to which modules an op belongs: "owner" or "caller", as in Counts.
+    `table` is None where no table was used. `handled` are the ops counted by a program's own handles. `ancestors` is to
+    which modules an op belongs: "owner" or "caller", as in Counts.
     """
 
     trace: Trace
@@ -25,7 +25,7 @@ class AnalysedRun:
 
 
 def describe_run(run: AnalysedRun) -> dict[str, str]:
-    """Return what a report says of a run: what its Trace says, the model's class, and the table."""
+    """Return facts about a run for reports: those of its Trace, the model's class, and the table."""
     about = dict(run.trace.about)
     about["model"] = run.trace.modules.root.class_name
     if run.table is not None:
@@ -36,7 +36,7 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
 
 
 def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:
-    """Return by which ops a program's own formulas count, read as multiply-adds ("halved") or as flops."""
+    """Return the ops counted by a program's own formulas, read as multiply-adds ("halved") or as FLOPs."""
     ops: dict[str, dict[str, None]] = {}
     for signature in run.trace.signatures if table.registered_formulas else ():
         if table.row(signature.op) is None and not {signature.op, signature.packet} & run.handled:

@@ -1,4 +1,4 @@
-"""What each module costs by itself, by phase and operator, in several measures."""
+"""The cost of each module itself, by phase and operator, in several measures."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.views.analysed_run import AnalysedRun, describe_run
 
-# What a module took beside the ops in it: Python, and the hooks of others.
+# Time of a module outside of ops: Python, and hooks.
 BETWEEN_OPS = "(between ops)"
 
 
 class Cell(NamedTuple):
-    """Where work was done: a module's canonical name, a phase, an operator's label.
+    """An owner of work: a module's canonical name, a phase, an operator's label.
 
-    `phase` and `operator` are "" where a measure does not know them. What the modules inside a module do is not in its
-    own cells.
+    `phase` and `operator` are "" where a measure has none. Work of submodules is not in the cells of their parent.
 
     >>> Cell("fc", "forward", "linear").module
     'fc'
@@ -37,10 +36,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One thing that is counted or measured: its title, its unit ("", "B" or "ns") and its value in each cell.
+    """A quantity that is counted or measured: its title, its unit ("", "B" or "ns") and its value in each cell.
 
-    `unknown` holds the op calls of a cell whose value is not known, which are in none of `values`. `note` says in a
-    sentence what is counted.
+    `unknown` are the op calls of a cell whose value is not known, which are in none of `values`. `note` is a sentence
+    on what is counted.
     """
 
     title: str
@@ -76,9 +75,9 @@ class Breakdown:
 
 
 def read_breakdown(run: AnalysedRun) -> Breakdown:
-    """Return what was counted of a run, and beside it all else that its Trace and table give.
+    """Return the counts of a run, and all other measures that its Trace and table give.
 
-    That is FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
+    These are FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
     measured. An op belongs to the module that was called last when it ran.
 
     >>> import torch
@@ -96,7 +95,7 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     labels = {entry.op: entry.label for entry in reversed(counts.entries)}
     measures = {}
     if counts.metric not in METRICS:
-        note = "what the handles of this analysis count"
+        note = "counted by the handles of this analysis"
         measures[counts.metric] = Measure("Count", _add_up(counts, _value), note=note, unknown=_unknown(counts, {}))
     for name in counted.names():
         measures[name] = _measure(METRICS[name], counted[name], labels)
@@ -116,7 +115,7 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
 def _add_up(
     counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[str, str] = MappingProxyType({})
 ) -> dict[Cell, int]:
-    """Return the sum of what entries weigh in each cell; `labels` renames ops."""
+    """Return the sum of the entries' amounts in each cell; `labels` renames ops."""
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
         amount = weigh(entry)
@@ -145,7 +144,7 @@ def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
-    """Return the times of ops at their owners, and what the clock says of a module beyond these as one more."""
+    """Return the times of ops by owner, and the rest of each module's measured time as one more operator."""
     scopes, sums = trace.scopes(), Counter[Cell]()
     for event in trace.events or ():
         if event.kind == "op" and event.duration_ns:
@@ -159,7 +158,7 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
     for phase, timings in read_times(trace).modules.items():
         for name, timing in timings.items():
             rest = timing.own - inside[name, phase]
-            # On a device that runs behind, ops can take longer than the clock around their module says.
+            # On an asynchronous device ops can take longer than the host measures for their module.
             if phase not in BY_OWNER and rest > 0:
                 sums[Cell(name, phase, BETWEEN_OPS)] = rest
     return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")

@@ -1,4 +1,4 @@
-"""Rows of exact numbers below their headings, for a CSV report, a dict of columns and a pandas data frame."""
+"""Rows of exact numbers with their headings, for CSV, a dict of columns and a pandas data frame."""
 
 from __future__ import annotations
 

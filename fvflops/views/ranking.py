@@ -1,4 +1,4 @@
-"""The ranking: by what the rows of a report are ordered, and how many of them are shown."""
+"""Order the rows of a report, and limit how many are shown."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _order_part(part: str) -> tuple[bool, int, str]:
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
-    """Return the heading that is looked at first: that of `sort`, else the first that is counted in op calls.
+    """Return the main heading: that of `sort`, else the first one but parameters.
 
     >>> choose_measure(["parameters", "flops"]), choose_measure(["parameters", "flops"], "parameters")
     ('flops', 'parameters')

@@ -1,4 +1,4 @@
-"""The summary that every report is made from, of one analysed run or of several side by side."""
+"""Summaries, the source of most reports, of one analysed run or of several side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs, by heading; all that is no count is that of the first.
+    """Return the summary of analysed runs, by heading; everything but counts is that of the first.
 
     Where more than a forward pass was recorded, each phase has a column.
     """
@@ -53,8 +53,18 @@ def column_metrics() -> tuple[str, ...]:
     return tuple(name for name, metric in METRICS.items() if metric.column and name != "parameters")
 
 
+def name_heading(heading: str) -> str:
+    """Return the heading of a column as people read it: a metric's title within a sentence, a phase as it is.
+
+    >>> name_heading("flops"), name_heading("parameters"), name_heading("backward")
+    ('FLOPs', 'parameters', 'backward')
+    """
+    title = METRICS[heading].title if heading in METRICS else heading
+    return title.lower() if title[1:].islower() else title
+
+
 def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
-    """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
+    """Return the names of modules in which no op was seen: unused, or used without being called."""
     scopes = trace.scopes()
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)

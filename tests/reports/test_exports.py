@@ -493,7 +493,7 @@ def test_what_is_unknown_is_told_and_not_taken_for_zero() -> None:
     ops = [event["args"] for event in file["traceEvents"] if event.get("cat", "").startswith("op")]
     assert all("FLOPs" not in args and args["status"] == "unknown" for args in ops)
     modules = [event["args"] for event in file["traceEvents"] if event.get("cat", "").startswith("module")]
-    assert [args["unknown op calls"] for args in modules] == [3, 2, 1, 1, 1]
+    assert [args["unsupported op calls"] for args in modules] == [3, 2, 1, 1, 1]
     assert json.loads(export("speedscope", timeline))["fvflops"]["unknown"] == "aten::linear × 2, aten::relu × 1"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
 from fvflops.reports import document as doc
-from fvflops.reports.document import Document, Part, Table, Value, words
+from fvflops.reports.document import Document, Part, Table, Value, data_only, words
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
@@ -58,7 +58,7 @@ def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None,
         title = f"{plain_name(file)}: {plain_name(name)} {'added' if added else 'updated'}."
     columns = words("entry", form=printable_short), words("before", form=printable_short), words("after")
     hidden = [] if any(old is not None for _, old, _ in changes) else ["before"]
-    return Document("budget_update", title, [Table("changes", columns, changes, noun="entry", hidden=hidden)])
+    return Document("budget_update", title, [Table("changes", data_only(columns, hidden), changes, noun="entry")])
 
 
 def _write_title(verdict: BudgetReport) -> str:
@@ -88,7 +88,8 @@ def _list_findings(findings: Sequence[CheckResult]) -> Table:
         words("verdict"),
     )
     hidden = [] if any(finding.limit.tolerance for finding in findings) else ["tolerance"]
-    return Table("limits", columns, [_list_values(finding) for finding in findings], noun="limit", hidden=hidden)
+    rows = [_list_values(finding) for finding in findings]
+    return Table("limits", data_only(columns, hidden), rows, noun="limit")
 
 
 def _list_values(finding: CheckResult) -> tuple[Value, ...]:
@@ -131,11 +132,10 @@ def _list_regressions(regressions: Sequence[Regression], noun: str) -> Table:
     )
     table = Table(
         f"{noun}s",
-        columns,
+        data_only(columns, [] if any(row[1] > 1 for row in rows) else ["count"]),
         rows,
         title=f"FLOPs of the {noun}s that grew most" + (", each" if any(row[1] > 1 for row in rows) else ""),
         noun=noun,
-        hidden=[] if any(row[1] > 1 for row in rows) else ["count"],
     )
     return table.ranked(top=_SHOWN)
 

@@ -17,7 +17,7 @@ from fvflops.features.diff.model import (
     sum_figures,
 )
 from fvflops.reports import document as doc
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, words
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, words
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
@@ -126,13 +126,13 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
         for row in rows
     ]
     hidden = _find_repeated(rows, measure, others)
+    hidden += [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
     return Table(
         "modules",
-        columns,
+        data_only(columns, hidden),
         cells,
         title=f"Modules without their submodules, by {METRICS[measure].title}",
         summed="difference",
-        hidden=hidden if {row.modules[0].kind for row in rows} - {"changed"} else [*hidden, "change"],
     )
 
 
@@ -156,13 +156,13 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
         for operator, status in zip(operators, statuses, strict=True)
     ]
     hidden = _find_repeated(operators, measure, others)
+    hidden += [] if set(statuses) - set(_PLAIN) else ["status"]
     return Table(
         "operators",
-        columns,
+        data_only(columns, hidden),
         cells,
         title=f"Operators, by {METRICS[measure].title}",
         summed="difference",
-        hidden=hidden if set(statuses) - set(_PLAIN) else [*hidden, "status"],
     )
 
 

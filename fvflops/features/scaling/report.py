@@ -9,7 +9,7 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, Sizes
 from fvflops.features.scaling.polynomial import Exponents, Polynomial
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, modules, number, words
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, modules, number, words
 from fvflops.reports.names import list_ops
 from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
@@ -103,11 +103,10 @@ def _list_modules(cost: CostExpression, depth: int) -> Table:
     columns = (modules(), *(_term_column(cost, exponents) for exponents in ordered), words("note"))
     return Table(
         "modules",
-        columns,
+        data_only(columns, [] if any(row[-1] for row in rows) else ["note"]),
         rows if len(rows) > 1 else (),
         title=f"{METRICS[cost.metric].title} of the modules, as coefficients",
         noun="module",
-        hidden=[] if any(row[-1] for row in rows) else ["note"],
     )
 
 
@@ -157,7 +156,7 @@ def _list_runs(cost: CostExpression) -> Table:
         words("used"),
     )
     rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
-    return Table("runs", columns, rows, noun="run", hidden=["used"] if cost.polynomial is None else [])
+    return Table("runs", data_only(columns, ["used"] if cost.polynomial is None else []), rows, noun="run")
 
 
 def _list_parts(cost: GenerationCost) -> Table:

@@ -1,4 +1,4 @@
-"""The chrome trace: modules and ops as nested slices, for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+"""Chrome traces: modules and ops as nested slices, for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fvflops.reports.files.frames import UNITS, describe, dump, title
 from fvflops.reports.names import printable
 from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
-# Readers keep times as doubles of microseconds; so many nanoseconds are exact in them.
+# Readers keep times as doubles of microseconds; so they are exact up to this many nanoseconds.
 _LONGEST = 1 << 53
 
 
@@ -17,14 +17,15 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Return the pieces of the text of a trace in Chrome's Trace Event Format, one event to a line.
 
     Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. What
-    autograd runs for a module stands on its thread by itself, with the module's name and the phase in its args. The
-    args have module, class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and where a clock
-    ran FLOP/s; for a region that is what ran in it. Memory held, where known, is a counter ("C") of each rank.
+    autograd runs for a module is on autograd's thread, with the module's name and the phase in its args. The args have
+    module, class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and FLOP/s where time was
+    measured; those of a region are sums over all that ran in it. Allocated memory, where known, is a counter ("C") of
+    each rank.
 
-    `weight` is what the axis stands for: "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes
-    allocated and kept), time if None and a clock ran, else flops. What is counted is laid end to end: 1 FLOP is shown
-    as 1 ns, or a power of ten of them where the total would not be exact; "otherData" says so, and which ops are
-    unknown. What began on an idle thread begins where the others of its rank have come to.
+    `weight` is the quantity of the axis: "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes
+    allocated and kept); None is time where it was measured, else flops. Counted work is laid end to end: 1 FLOP is
+    shown as 1 ns, or a power of ten of them where the total would not be exact; "otherData" says so, and names
+    unsupported ops. A slice on an idle thread starts at the present end of its rank's other threads.
 
     A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
     Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
@@ -58,7 +59,7 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
 
 
 def _scale(timeline: Timeline, weight: str) -> int:
-    """Return how many units one nanosecond stands for: the least power of ten with which all places are exact."""
+    """Return the units per nanosecond: the least power of ten with which all positions are exact."""
     scale = 1
     if weight != "time":
         end = max((piece.end for piece in timeline.layout(weight)), default=0)
@@ -68,7 +69,7 @@ def _scale(timeline: Timeline, weight: str) -> int:
 
 
 def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Yield the events that name processes and threads; neither has the number 0, which stands for an idle one."""
+    """Yield the events that name processes and threads; neither has the number 0, which is that of an idle one."""
     spans = timeline.ordered()
     root = next((title(frame) for frame in timeline.frames if frame.kind == "module" and not frame.name), "model")
     ranked = any(span.rank is not None for span in spans)
@@ -83,7 +84,7 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _counters(piece: PlacedSpan, scale: int, held: dict[int, int]) -> Iterator[str]:
-    """Yield the memory before and after an op, where it differs from what was told last of its rank."""
+    """Yield the memory before and after an op, where it differs from the last value of its rank."""
     span, rank = piece.span, piece.span.track[0]
     for place, count in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
         if count is not None and held.get(rank) != count:
@@ -100,7 +101,7 @@ def _counter(name: str, span: Span, place: int, count: int) -> str:
 
 
 class _Texts:
-    """The texts of a timeline's slices; what slices of like calls have in common is written once."""
+    """Texts of a timeline's slices; what slices of equal calls share is written once."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -152,7 +153,7 @@ class _Texts:
         if "bytes" in self._timeline.weights and (called.frame is not None or called.nbytes is not None):
             counts["bytes"] = span.nbytes
         if called.frame is not None and span.unknown:
-            counts["unknown op calls"] = span.unknown
+            counts["unsupported op calls"] = span.unknown
         if span.memory:
             counts["bytes allocated and kept"] = span.memory
         if span.raised:

@@ -1,4 +1,4 @@
-"""The collapsed stacks: a line for each stack with its weight, which flame graph tools read."""
+"""Collapsed stacks: a line for each stack with its weight, for flame graph tools."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
 
     A line has the frames, outermost first with semicolons between them, a blank and the weight: the phase, then the
     modules, then the op. `weight` is "time" (nanoseconds), "flops", "macs", "bytes" (read and written) or "memory"
-    (bytes allocated and kept), time if None and a clock ran, else flops. All of a weight add up to its total; what is
-    worth nothing has no line. A timeline without spans will do for what is counted. A semicolon in a name is written
-    as \\x3b. A weight that is not known raises TraceError, one that does not exist ValueError.
+    (bytes allocated and kept); None is time where it was measured, else flops. The lines add up to the total; those of
+    weight 0 are dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b. A
+    weight that is not known raises TraceError, one that does not exist ValueError.
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
 

@@ -1,4 +1,4 @@
-"""The frames: the text of each level of a flame graph, outermost first, and what one unit of its width is."""
+"""Texts of the levels of a flame graph, outermost first, and the units of its widths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.reports.names import printable
 from fvflops.trace.timeline import Frame, Timeline
 
-# What a weight is a number of, in words for the file's reader.
+# Weight → its unit, for the reader of the file.
 UNITS: Mapping[str, str] = {
     "time": "nanosecond, measured",
     "flops": "FLOP, counted and not timed",
@@ -23,7 +23,7 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def title(frame: Frame) -> str:
-    """Return the text of a region: its name, a module's in full, and what it is; the root is named by its class.
+    """Return the text of a region: its full name and its class or kind; the root is named by its class.
 
     It does not end with a number, which a reader of collapsed stacks would take for a weight.
 
@@ -41,14 +41,14 @@ def _title(kind: str, name: str, class_name: str) -> str:
 
 
 def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
-    """Return the frames of what one call comes to by itself: its phase, the regions that it belongs to, and its op."""
+    """Return the frames of the work that one call does itself: its phase, the regions around it, and its op."""
     called = timeline.callees[item]
     last = printable(called.name) if called.frame is None else title(timeline.frames[called.frame])
     return (phase, *(title(timeline.frames[index]) for index in timeline.stacks[stack]), last)
 
 
 def describe(timeline: Timeline, weight: str) -> dict[str, str]:
-    """Return what a reader of an export should know of it: its unit, the versions, and what is missing from it."""
+    """Return facts about an export: its unit, the versions, and what it lacks."""
     facts = {"exporter": "fvflops", "weight": weight, "unit": f"1 unit = 1 {UNITS[weight]}"}
     facts |= {key: printable(text) for key, text in timeline.about.items()}
     if not timeline.complete:

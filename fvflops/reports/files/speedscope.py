@@ -1,4 +1,4 @@
-"""The speedscope file: a flame graph in the order of the run, for https://www.speedscope.app."""
+"""Files for speedscope: a flame graph in the order of the run, for https://www.speedscope.app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS: Mapping[str, str] = {"time": "nanoseconds", "bytes": "bytes", "memory": 
 
 @dataclass(slots=True)
 class _Profile:
-    """What ran on one thread: for each piece the number of its stack, and its weight."""
+    """The work of one thread: stack number and weight of each sample."""
 
     stacks: list[int] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
@@ -24,11 +24,11 @@ class _Profile:
 def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Return the pieces of the text of a speedscope file, one profile for each thread of each rank.
 
-    A sample stands for what one call comes to by itself, in the order of the run: its phase, its modules, its op. So
-    the samples of all profiles add up to the total. Time in which nothing was recorded is a sample without frames.
-    `weight` is "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and kept), time if None
-    and a clock ran, else flops; what is counted is laid end to end, one unit for each. The file's name says so, and its
-    key "fvflops" (that speedscope ignores) what was recorded and which ops are unknown.
+    A sample is the work of one call itself, in the order of the run, with the frames phase, modules, op; the samples of
+    all profiles add up to the total. Time in which nothing was recorded is a sample without frames. `weight` is "time",
+    "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and kept); None is time where it was
+    measured, else flops; counted work is laid end to end. The file's name has the unit, and its key "fvflops" (which
+    speedscope ignores) what was recorded and which ops are unsupported.
 
     A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
     Source of the format: https://www.speedscope.app/file-format-schema.json.

@@ -37,7 +37,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     >>> "<td>72</td>" in write(Document("plan", "Net", [table]))
     True
     """
-    body = "\n".join(map(_write_part, document.shown()))
+    body = "\n".join(map(_write_part, document.parts))
     return _PAGE.format(title=_escape(document.title or document.kind), body=body)
 
 

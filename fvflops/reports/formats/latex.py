@@ -23,7 +23,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     """
     blocks = [r"% \usepackage{booktabs}"]
     blocks += [rf"\textbf{{{escape_latex(document.title)}}}"] if document.title else []
-    blocks += [_write_part(part) for part in document.shown()]
+    blocks += [_write_part(part) for part in document.parts]
     return "\n\n".join(block for block in blocks if block)
 
 

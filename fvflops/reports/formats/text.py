@@ -12,6 +12,7 @@ from fvflops.units import format_quantity
 
 _PROSE = 100  # the longest line of a sentence where there is no other limit
 _SHORTEST = 12  # what a column of words is cut to before columns are left out
+_LONG = 20  # what it is cut to before optional columns are left out
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -33,7 +34,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     Counted by exact.
     """
     blocks = [_write_lines(document.title, width)] if document.title else []
-    blocks += [_write_part(part, width) for part in document.shown()]
+    blocks += [_write_part(part, width) for part in document.parts]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -80,21 +81,33 @@ def _show(text: str) -> str:
 
 
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the places of the columns that fit with their words cut; those of numbers go first, the last of all."""
-    needs = []
-    for place, column in enumerate(table.columns):
-        need = max((display_width(row[place]) for row in rows), default=0)
-        needs.append(
-            max(
-                min(need, width // 3 if column.keep else _SHORTEST) if column.words else need,
-                display_width(column.heading),
-            )
-        )
+    """Return the places of the columns that fit with their words cut.
+
+    Optional columns go first, then those of numbers, then others, the last of each first.
+    """
     places = list(range(len(table.columns)))
+    needs = _measure(table, rows, width, _LONG)
+    optional = sorted(
+        (place for place in places if table.columns[place].optional),
+        key=lambda place: (table.columns[place].optional, place),
+    )
+    while optional and _add_up([needs[place] for place in places]) > width:
+        places.remove(optional.pop())
+    needs = _measure(table, rows, width, _SHORTEST)
     while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
         numbers = [place for place in places if not table.columns[place].words]
         places.remove(numbers[-1] if len(numbers) > 1 else places[-1])
     return places
+
+
+def _measure(table: Table, rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
+    """Return the cells that each column needs, those of words cut to the longest."""
+    needs = []
+    for place, column in enumerate(table.columns):
+        need = max((display_width(row[place]) for row in rows), default=0)
+        limit = max(longest, width // 3) if column.keep else longest
+        needs.append(max(min(need, limit) if column.words else need, display_width(column.heading)))
+    return needs
 
 
 def _add_up(widths: Sequence[int]) -> int:

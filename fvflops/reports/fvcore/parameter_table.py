@@ -1,4 +1,4 @@
-"""The parameters: a pipe table of a model's parameters, as fvcore's `parameter_count_table` draws it."""
+"""A pipe table of a model's parameters, as fvcore's `parameter_count_table` draws it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""The table: a pipe table with a row for each module, for each operator, or for each operator of each module."""
+"""A pipe table with a row for each module, for each operator, or for each operator of each module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fvflops.reports.names import printable_short
+from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.reports.terminal.module_rows import Line, limit_depth, list_lines
 from fvflops.reports.text.pipe_table import pipe_table
@@ -54,13 +56,18 @@ def render(
     return "\n\n".join([table, "\n".join(more)] if more else [table])
 
 
+def render_covered(summary: Summary, **options: Any) -> str:
+    """Return what `render` does, and below it which op calls are counted."""
+    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
+
+
 def _head(heading: str, show_param_shapes: bool = False) -> str:
     return f"#{heading} or shape" if heading == "parameters" and show_param_shapes else f"#{heading}"
 
 
 def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bool) -> str:
     headings = list(summary.columns)
-    # What all names share says nothing, so it is left off where the lines are a tree.
+    # The prefix that all names share is dropped where the lines are a tree.
     prefix = f"{lines[0].name}."
     rows = [
         _indent(

@@ -1,10 +1,12 @@
-"""The tree: what `print(model)` shows, with each module's counts inside, as fvcore's `flop_count_str` writes it."""
+"""The text of `print(model)` with the counts of each module inside, as fvcore's `flop_count_str` writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fvflops.reports.names import printable, printable_short
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.views.summary_rows import (
     check_view,
@@ -29,7 +31,7 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     that cannot be printed as they are.
 
     `depth` is how many levels below the root are shown, all if None. A module in which no op was seen has N/A for its
-    count. A shared module stands at each of its places, its counts only at the first. A child that is None is
+    count. A shared module is shown under each of its names, its counts only under the first. A child that is None is
     shown as None, and a module inside itself as "..."; fvcore fails on both. A view other than by module raises
     ValueError.
     """
@@ -40,10 +42,15 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     return "\n".join([*lines, *draw_tree(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
 
 
+def render_covered(summary: Summary, **options: Any) -> str:
+    """Return what `render` does, and below it which op calls are counted."""
+    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
+
+
 def draw_tree(
     modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None
 ) -> list[str]:
-    """Return the lines of a model as `print` shows it, with what `describe` says of each place, a line each, inside.
+    """Return the lines of a model as `print` shows it, with the lines that `describe` returns for each module inside.
 
     >>> print("\\n".join(draw_tree(ModuleTree({"": ModuleInfo("", "", "Net")}), lambda place: ["one", "two"])))
     Net(
@@ -52,7 +59,7 @@ def draw_tree(
     )
     """
     lines: list[str] = []
-    # Holds what is still to be written, last first: finished text, or a place with its level and what opens it.
+    # Pending output, last first: finished text, or a module with its level and the text in front of it.
     waiting: list[str | tuple[ModuleInfo, int, str]] = [(modules.root, 0, "")]
     while waiting:
         item = waiting.pop()

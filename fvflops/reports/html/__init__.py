@@ -1,4 +1,4 @@
-"""The HTML report: one file that opens in a browser, with a picture of the module tree to move about in."""
+"""An interactive page in one file, with a picture of the module tree that zooms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def render(breakdown: Breakdown) -> Iterator[str]:
-    """Yield the pieces of the page, which holds all that it needs: style, script and data; it asks for no network.
+    """Yield the pieces of the page, which contains its style, script and data and needs no network.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> net = ModuleTree({"": ModuleInfo("", "", "</script>")})
@@ -42,17 +42,17 @@ def render(breakdown: Breakdown) -> Iterator[str]:
         "script": script,
         "data": write_data(breakdown),
     }
-    # One pass over the template: what is put in is not looked at again.
+    # One pass over the template: inserted text is not scanned for placeholders.
     for index, piece in enumerate(_PLACE.split(_read("template.html"))):
         yield parts[piece] if index % 2 else piece
 
 
 def write_data(breakdown: Breakdown) -> str:
-    """Return the data of the page as JSON in which no `<` stands, so that nothing in it can end its script element.
+    """Return the data of the page as JSON without any `<`, so that nothing in it can end its script element.
 
-    Names are as `fvflops.reports.names.show` writes them. Modules are columns: the index of the parent, and indexes
-    into `strings` of name, class and description. `rows` are columns too: indexes of module, phase and operator; each
-    measure has a value for every row, or the rows that it has values for.
+    Names are as `fvflops.reports.names.printable` writes them. Modules are columns: the index of the parent, and
+    indexes into `strings` of name, class and description. `rows` are columns too: indexes of module, phase and
+    operator; each measure has a value for every row, or the rows that it has values for.
     """
     strings: dict[str, int] = {}
     modules = _write_modules(breakdown, strings)
@@ -90,7 +90,7 @@ def write_data(breakdown: Breakdown) -> str:
 
 
 def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, Any]:
-    """Return the columns of the modules, each at its first place, and the index of each by its name."""
+    """Return the columns of the modules, each under its first name, and the index of each by its name."""
     index: dict[str, int] = {}
     columns: dict[str, list[int]] = {"parent": [], "name": [], "class": [], "about": []}
     for place in breakdown.modules.modules():
@@ -104,7 +104,7 @@ def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, A
 
 
 def _write_measure(key: str, measure: Measure, cells: Iterable[Cell]) -> dict[str, Any]:
-    """Return a measure with its values by row, those of the rows that it has values for where these are the fewer."""
+    """Return a measure with its values by row; where few rows have one, with the indexes of these rows."""
     values = [_write_number(measure.values.get(cell, 0)) for cell in cells]
     filled = [index for index, value in enumerate(values) if value]
     record: dict[str, Any] = {"key": key, "title": measure.title, "unit": measure.unit, "note": measure.note}

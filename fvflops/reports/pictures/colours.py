@@ -1,4 +1,4 @@
-"""The colours of pictures: those that the HTML report has in the light, read from its style."""
+"""Colours of pictures: those of the HTML page in light mode, read from its style sheet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 _COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}),")
-_NAMED = 11  # as many names have a colour of their own; the others share one more
+_NAMED = 11  # names with a colour of their own; the others share one more
 
 
 class Groups(NamedTuple):

@@ -1,4 +1,4 @@
-"""The icicle: the module tree as a picture for paper, in which a module is as wide as its share of a measure."""
+"""An icicle plot of the module tree, in which a module is as wide as its share of a measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.picture import escape, fit, make_figure, plain, width_of
+from fvflops.reports.pictures.picture import encode, escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_quantity
@@ -21,7 +21,7 @@ _ROW = 0.24
 _HEAD = 0.44
 _LEGEND_ROW = 0.17
 _PADDING = 0.04
-_NARROWEST = 0.014  # what is narrower is drawn together with its neighbours
+_NARROWEST = 0.014  # narrower boxes are merged with their neighbours
 _NARROWEST_TEXT = 0.06
 _NARROWEST_CUT = 0.25  # in less room a name is written whole or not at all
 _LEVELS = 16
@@ -29,10 +29,10 @@ _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 
 
 class Box(NamedTuple):
-    """One rectangle: from where to where in shares of the whole, at which level, and what it stands for.
+    """One rectangle: its start and width as shares of the whole, its level, and its module.
 
-    `kind` is "module", "own" for what a module does itself beside those in it, or "rest" for
-    `modules` that are each too narrow.
+    `kind` is "module", "own" for the work that a module does itself, or "rest" for `modules` neighbours that are each
+    too narrow.
     """
 
     module: str
@@ -57,7 +57,7 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
     paints = colours.group(layout.rank_classes(boxes))
     entries = _list_legend(layout, boxes, paints)
     lines = _wrap_legend(entries)
-    notes = _tell_gaps(chosen)
+    notes = _note_unsupported(chosen)
     levels = 1 + max(box.level for box in boxes)
     below = _LEGEND_ROW * (len(lines) + len(notes)) + 2 * _MARGIN
     height = _HEAD + _ROW * levels + below
@@ -76,8 +76,18 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
     return figure
 
 
+def render_svg(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
+    """Return what `draw_icicle` draws as the bytes of an SVG file."""
+    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "svg")
+
+
+def render_png(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
+    """Return what `draw_icicle` draws as the bytes of a PNG file."""
+    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "png")
+
+
 class _Layout:
-    """Where the modules of a breakdown lie in one of its measures."""
+    """Positions of the modules of a breakdown in one of its measures."""
 
     def __init__(self, breakdown: Breakdown, measure: Measure) -> None:
         self.measure = measure
@@ -96,7 +106,7 @@ class _Layout:
         return next((above for above in reversed(modules_above(name)) if above in self.places), "")
 
     def boxes(self, depth: int) -> Iterator[Box]:
-        """Yield what is drawn, a module before those in it."""
+        """Yield the boxes, a module before those in it."""
         stack = [Box("", "module", 0, 0.0, 1.0)]
         while stack:
             box = stack.pop()
@@ -105,7 +115,7 @@ class _Layout:
                 stack += self._divide(box)
 
     def _divide(self, parent: Box) -> Iterator[Box]:
-        """Yield the boxes below one: its modules, too narrow neighbours together, and what it does itself."""
+        """Yield the boxes below one: its modules, too narrow neighbours merged, and the work that it does itself."""
         scale, level, at = parent.width / self.total[parent.module], parent.level + 1, parent.start
         if not self.children.get(parent.module):
             return
@@ -133,7 +143,7 @@ class _Layout:
         return self.places[name].class_name
 
     def rank_classes(self, boxes: list[Box]) -> list[str]:
-        """Return the classes of what is drawn below the root, those with most first."""
+        """Return the classes of the modules drawn below the root, those with most first."""
         sums: Counter[str] = Counter()
         for box in boxes:
             if box.kind == "module" and box.module:
@@ -198,12 +208,12 @@ def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _La
     room = WIDTH - 2 * _MARGIN
     title = f"{measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.say('')}"
     about = breakdown.about
-    told = [f"convention {about['table']}"] if "table" in about else []
+    facts = [f"convention {about['table']}"] if "table" in about else []
     if "multiply_add" in about and layout.measure.title == "FLOPs":
-        told.append(f"a multiply-add is {format_quantity(int(about['multiply_add']), 'FLOP')}")
+        facts.append(f"{format_quantity(int(about['multiply_add']), 'FLOP')} per multiply-add")
     if about.get("inputs"):
-        told.append(f"inputs {about['inputs']}")
-    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(told), _SMALL, 0.29, "quiet")):
+        facts.append(f"inputs {about['inputs']}")
+    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(facts), _SMALL, 0.29, "quiet")):
         shown = fit(plain(text), room * (0.93 if name == "ink" else 1), size)
         figure.text(
             left,
@@ -258,11 +268,11 @@ def _write_line(figure: Any, x: float, y: float, text: str, name: str) -> None:
     figure.text(x, y, escape(text), fontsize=_SMALL, va="center_baseline", color=colours.colour(name))
 
 
-def _tell_gaps(measure: Measure) -> list[str]:
+def _note_unsupported(measure: Measure) -> list[str]:
     if not measure.unknown:
         return []
     calls: Counter[str] = Counter()
     for cell, number in measure.unknown.items():
         calls[cell.operator] += number
     listed = ", ".join(f"{name} ×{number}" for name, number in calls.most_common(5))
-    return [f"≥: {format_quantity(calls.total(), 'call')} of operators without a formula in no total: {listed}"]
+    return [f"≥: {format_quantity(calls.total(), 'call')} of unsupported operators not counted: {listed}"]

@@ -1,4 +1,4 @@
-"""The picture: a figure of matplotlib, which is an extra, as the bytes of an SVG or PNG file."""
+"""Figures of matplotlib, an optional dependency, as the bytes of an SVG or PNG file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fvflops.reports.names import printable
 KINDS = ("svg", "png")
 _DOTS = 200  # per inch of a PNG
 _LONGEST = 200  # characters of a name
-# Not those of the user's matplotlibrc: TeX would run what stands in names. The salt gives each run the same ids.
+# Override the user's matplotlibrc: TeX would run what is in names. The salt makes ids reproducible.
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fvflops", "svg.fonttype": "path", "text.usetex": False}
 
 
 class PlotError(ValueError):
-    """A picture that cannot be drawn: of another kind, or without matplotlib."""
+    """A picture cannot be drawn: its file type is not supported, or matplotlib is missing."""
 
 
 def kind_of(path: str) -> str:
@@ -47,7 +47,7 @@ def check_drawable() -> None:
 
 
 def make_figure(width: float, height: float, **options: Any) -> Any:
-    """Return an empty Figure of a width and a height in inches, which belongs to no window and to no pyplot."""
+    """Return an empty Figure of a width and a height in inches, independent of pyplot and windows."""
     return _import_figure()(figsize=(width, height), **options)
 
 
@@ -62,7 +62,7 @@ def encode(figure: Any, kind: str) -> bytes:
 
 
 def as_text(text: str) -> str:
-    """Return a text that a figure shows as it is: no mathematics, no control characters, no sign without a shape.
+    """Return a text that a figure shows as it is: no mathematics, no control characters, no missing glyphs.
 
     >>> print(as_text("a$b$"))
     a\\$b\\$
@@ -71,17 +71,17 @@ def as_text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text, as `plain` gives it, in the way that a figure wants it."""
+    """Return a text, as `plain` gives it, escaped for a figure."""
     # Between two dollars matplotlib reads mathematics.
     return text.replace("$", r"\$")
 
 
 def plain(text: str) -> str:
-    """Return a text as a reader of the picture sees it: cut if it is long, and what has no shape as its escape."""
-    shapes = _load_shapes()
+    """Return a text as a picture shows it: cut if it is long, characters without a glyph as their escapes."""
+    glyphs = _load_glyphs()
     cut = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return "".join(
-        mark if ord(mark) in shapes else mark.encode("unicode_escape").decode("ascii") for mark in printable(cut)
+        mark if ord(mark) in glyphs else mark.encode("unicode_escape").decode("ascii") for mark in printable(cut)
     )
 
 
@@ -101,8 +101,8 @@ def fit(text: str, inches: float, size: float) -> str:
 
 
 @cache
-def _load_shapes() -> frozenset[int]:
-    """Return the characters for which the default font has a shape."""
+def _load_glyphs() -> frozenset[int]:
+    """Return the characters for which the default font has a glyph."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties())).get_charmap())

@@ -1,1 +1,1 @@
-"""The table for a terminal, with its bars, collapsed layers and op coverage."""
+"""A table for terminals with bars, collapsed layers and op coverage."""

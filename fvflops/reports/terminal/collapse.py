@@ -1,4 +1,4 @@
-"""The collapse: equal layers that stand one after the other, such as layers.0 to layers.31, shown as one row."""
+"""Collapse equal layers that follow each other, such as layers.0 to layers.31, into one row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def collapse(summary: Summary) -> Summary:
     """Return a summary in which runs of equal modules are one module, labelled such as "layers.0–31 × 32".
 
     A run is two or more children of one module, side by side, whose names end in consecutive numbers, and which are of
-    one class, with equal counts, parameters' shapes and calls, all the way down. Its row has the sum of the run. What
-    is below it is that of its first module, whose names and counts it keeps.
+    one class, with equal counts, parameters' shapes and calls, all the way down. Its row has the sum of the run. The
+    rows below it are those of its first module.
 
     >>> children = (("0", "0"), ("1", "1"))
     >>> net = {"": ModuleInfo("", "", "Sequential", children=children)}
@@ -57,13 +57,13 @@ def collapse(summary: Summary) -> Summary:
 
 
 def collapse_note(summary: Summary, shown: Iterable[str]) -> list[str]:
-    """Return a sentence on what the rows of runs say, none if there is none among the modules that are shown."""
-    told = "A row with × N is the sum of N equal modules; what is inside them is shown of the first alone."
-    return [told] if any(name in summary.labels for name in shown) else []
+    """Return a sentence that explains the rows of runs, if any of the modules shown is one."""
+    note = "A row with × N is the sum of N equal modules; the rows below it are those of the first."
+    return [note] if any(name in summary.labels for name in shown) else []
 
 
 def _find_kinds(summary: Summary) -> dict[str, int]:
-    """Return module → a number that is the same for modules that are equal all the way down."""
+    """Return module → a number that is the same for modules with equal subtrees."""
     kinds: dict[str, int] = {}
     known: dict[Hashable, int] = {}
     # Parents come before their children.

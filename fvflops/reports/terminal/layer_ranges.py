@@ -1,4 +1,4 @@
-"""The spans: names that differ in numbers only, such as those of a model's layers, written as one."""
+"""Ranges of names that differ in numbers only, such as those of a model's layers."""
 
 from __future__ import annotations
 

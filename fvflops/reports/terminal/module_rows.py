@@ -1,4 +1,4 @@
-"""The lines: which modules and parameters the table shows, at which level, and what it says of each."""
+"""Lines of the table by module: modules and parameters with their levels and cells."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cells = Mapping[str, Mapping[str, str]]
 
 
 class Line(NamedTuple):
-    """A module or parameter of the table, with a text for each heading that says something of it.
+    """A module or parameter of the table, with a text for each heading that it has a value for.
 
     `name` is its dotted name, that of the last where a chain of single children shares the line, `chain` the names of
-    all of these; `above` is the name of the line that it stands below, "" for the first line, whose level is 0.
+    all of these; `above` is the name of its parent line, "" for the first line, whose level is 0.
     """
 
     level: int
@@ -39,8 +39,8 @@ def list_lines(
 ) -> list[Line]:
     """Return the lines of a summary in the order of the model, `depth` levels below the first, 3 if None.
 
-    Modules that count nothing are left out. `show_param_shapes` adds a line with the shape of each parameter. With
-    `sort` or `top`, which `rank` takes, modules of all levels, or of `depth` levels, stand in one list on level 0.
+    Modules without any count are dropped. `show_param_shapes` adds a line with the shape of each parameter. With
+    `sort` or `top`, which `rank` takes, modules of all levels, or of `depth` levels, are one list on level 0.
     """
     if sort is None and top is None:
         return _list_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
@@ -56,12 +56,12 @@ def list_lines(
 
 
 def limit_depth(depth: int | None) -> int:
-    """Return how many levels below the root a tree has, 3 if nobody says."""
+    """Return how many levels below the root a tree has, 3 if None."""
     return _DEPTH if depth is None else depth
 
 
 def count_line(summary: Summary, line: Line, heading: str) -> int:
-    """Return the exact number that a line's text stands for: that of whichever module of its chain has it."""
+    """Return the exact number of a line: that of whichever module of its chain has one."""
     column = summary.columns[heading]
     return max(column.get(name, 0) for name in line.chain)
 

@@ -1,4 +1,4 @@
-"""The terminal's table: as wide as the screen at most, with a bar for each share, in colour, and the ledger below."""
+"""A table for a terminal, fitted to its width, with colours and a bar for each share, and the coverage below."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fvflops.reports.terminal.op_coverage import Note
 from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
-from fvflops.units import format_percent, format_quantity, format_size
+from fvflops.units import format_parameters, format_percent, format_quantity, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
+from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -37,7 +38,7 @@ Paint = Callable[[str, str], str]
 
 
 class Marks(NamedTuple):
-    """What a screen can show: `bars` are the parts of a cell of a bar, the whole one last."""
+    """Characters that a terminal can show: `bars` are the fractions of a cell, the whole one last."""
 
     ellipsis: str
     bars: str
@@ -70,7 +71,7 @@ class _Grid(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The cells for each column of names, the places of the figures that are shown, and what shows the shares."""
+    """Cells for each column of names, places of the figures shown, whether percentages are shown, cells of a bar."""
 
     names: tuple[int, ...]
     figures: tuple[int, ...]
@@ -89,12 +90,12 @@ def render(
     colour: bool = False,
     encoding: str = "utf-8",
 ) -> str:
-    """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the ledger below.
+    """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the coverage below.
 
     The rows are those of `fvflops.reports.fvcore.table`, without parameters' shapes; names are relative to the row
-    above them, and cut in the middle where there is no room. Shares and bars are of the flops, or of the column of
-    `sort`. A screen too narrow for all loses bars first, then columns from the right, and a line says so. `colour` adds
-    the escape sequences of a terminal; what `encoding` lacks is written in ASCII. An unknown view or order raises
+    above them, and cut in the middle where there is no room. Shares and bars are of the FLOPs, or of the column of
+    `sort`. A terminal too narrow for all loses bars first, then columns from the right, and a note names them. `colour`
+    adds the escape sequences of a terminal; what `encoding` lacks is written in ASCII. An unknown view or order raises
     ValueError.
     """
     check_view(by, report="the table")
@@ -103,7 +104,7 @@ def render(
     grid = grid._replace(rows=[row._replace(names=tuple(map(fit, row.names))) for row in grid.rows])
     layout = _lay_out(grid, width)
     paint: Paint = _paint if colour else lambda text, code: text
-    sentences = [*map(Note, [*grid.notes, *_tell_left_out(grid, layout, width)])]
+    sentences = [*map(Note, [*grid.notes, *_note_dropped(grid, layout, width)])]
     blocks = [_draw(grid, layout, _MARKS if fit is printable else _ASCII, paint)]
     for group in (sentences, op_coverage.list_notes(summary)):
         if group:
@@ -112,7 +113,7 @@ def render(
 
 
 def _find_fit(encoding: str) -> Callable[[str], str]:
-    """Return what makes a text one that an encoding has, which is `show` if it has all."""
+    """Return a function that makes a text printable in an encoding."""
     if codecs.lookup(encoding).name.startswith("utf"):
         return printable
     return lambda text: printable(text).translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
@@ -127,7 +128,7 @@ def _write(sentence: str, tone: str, width: int | None, paint: Paint) -> str:
     return "\n".join(paint(line, _TONES.get(tone, "")) for line in lines)
 
 
-# ---- what is shown
+# ---- rows
 
 
 def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> _Grid:
@@ -138,7 +139,7 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
         _Row(
             (_name(summary, line) or "model",),
             line.level,
-            tuple(line.cells.get(heading, "") for heading in headings),
+            tuple(_format(summary, line, heading) for heading in headings),
             count_line(summary, line, chosen),
             line.chain[0] == "",
         )
@@ -149,8 +150,15 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
     return _Grid(("module",), tuple(headings), headings.index(chosen), total, rows, notes)
 
 
+def _format(summary: Summary, line: Line, heading: str) -> str:
+    if not line.cells.get(heading):
+        return ""
+    count = count_line(summary, line, heading)
+    return format_parameters(count) if heading == "parameters" else format_short(count)
+
+
 def _name(summary: Summary, line: Line) -> str:
-    """Return a line's name without what the line above says; below a row of equal modules it begins with the first."""
+    """Return a line's name relative to the line above; below a row of equal modules it begins with the first."""
     above = line.above.rpartition(".")[0] if line.above in summary.labels else line.above
     return summary.label(line.name).removeprefix(f"{above}." if above else "")
 
@@ -159,7 +167,7 @@ def _list_operators(summary: Summary, depth: int | None, sort: str | None, top: 
     ranked = rank_operators(summary, sort=sort, top=top)
     grid = _list_operator_rows(summary, ("operator",), [((row.operator,), 0, row) for row in ranked[:top]], sort)
     totals = [sum(summary.operators[heading].values()) for heading in grid.headings]
-    total = _Row(("total",), 0, tuple(map(format_size, totals)), grid.total, True)
+    total = _Row(("total",), 0, tuple(map(format_short, totals)), grid.total, True)
     return grid._replace(rows=[*grid.rows, total], notes=truncation_note(ranked, top, "operator"))
 
 
@@ -182,14 +190,14 @@ def _list_operator_rows(
     headings = list_operator_headings(summary)
     place = headings.index(choose_measure(headings, sort))
     total = sum(summary.operators[headings[place]].values())
-    found = [_Row(names, level, tuple(map(format_size, row.counts)), row.counts[place]) for names, level, row in rows]
+    found = [_Row(names, level, tuple(map(format_short, row.counts)), row.counts[place]) for names, level, row in rows]
     return _Grid(heads, tuple(headings), place, total, found, [])
 
 
 _VIEWS = {"module": _list_modules, "operator": _list_operators, "both": _list_both}
 
 
-# ---- where it stands
+# ---- layout
 
 
 def _lay_out(grid: _Grid, width: int | None) -> _Layout:
@@ -222,7 +230,7 @@ def _add_up(columns: Sequence[int]) -> int:
 
 
 def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
-    """Return the cells for each column of names, the widest of which give way first."""
+    """Return the cells for each column of names; the widest are narrowed first."""
     widths = [min(cells, room) for cells in natural]
     while _add_up(widths) > room and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
@@ -230,16 +238,19 @@ def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def _measure_figures(grid: _Grid, figures: Sequence[int], percent: bool) -> list[int]:
-    widths = [max(len(grid.headings[place]), *(len(row.figures[place]) for row in grid.rows), 0) for place in figures]
+    widths = [
+        max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0)
+        for place in figures
+    ]
     return [*widths, len(_head_of_shares(grid))] if percent else widths
 
 
 def _head_of_shares(grid: _Grid) -> str:
-    return f"% {grid.headings[grid.measure]}"
+    return f"% {name_heading(grid.headings[grid.measure])}"
 
 
-def _tell_left_out(grid: _Grid, layout: _Layout, width: int | None) -> list[str]:
-    missing = [heading for place, heading in enumerate(grid.headings) if place not in layout.figures]
+def _note_dropped(grid: _Grid, layout: _Layout, width: int | None) -> list[str]:
+    missing = [name_heading(heading) for place, heading in enumerate(grid.headings) if place not in layout.figures]
     missing += [] if layout.percent else [_head_of_shares(grid)]
     missing += [] if layout.bar else ["bars"]
     return [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(missing)}."] if missing else []
@@ -250,7 +261,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
         truncate_middle(head, cells, ellipsis=marks.ellipsis)
         for head, cells in zip(grid.heads, layout.names, strict=True)
     ]
-    heads += [grid.headings[place] for place in layout.figures]
+    heads += [name_heading(grid.headings[place]) for place in layout.figures]
     heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
     bars = [_draw_bar(row.amount, grid.total, layout.bar, marks) for row in grid.rows]
     cells = []
@@ -267,7 +278,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
 
 
 def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
-    # Where the column is cut, half of it is for the name, however deep that stands.
+    # Where the column is cut, half of it is for the name, however deep its level.
     indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - display_width(row.names[0])))
     room = [widths[0] - indent, *widths[1:]]
     first, *others = (
@@ -281,7 +292,7 @@ def _say_share(count: float, total: float) -> str:
 
 
 def _draw_bar(count: float, total: float, width: int, marks: Marks) -> str:
-    """Return a bar whose length is the share, to a part of a cell; what is no share but not nothing has the least."""
+    """Return a bar as long as the share, in fractions of a cell; a share above zero has at least one."""
     if not width or total <= 0 or count <= 0:
         return ""
     parts = len(marks.bars)

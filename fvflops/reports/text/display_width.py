@@ -1,4 +1,4 @@
-"""The cells of a terminal that a text takes, and texts cut, padded and wrapped to a number of them."""
+"""Measure, cut, pad and wrap texts by the terminal cells that they take."""
 
 from __future__ import annotations
 

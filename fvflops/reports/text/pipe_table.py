@@ -1,4 +1,4 @@
-"""The pipe table: tabulate's "pipe" format with the blanks in front of a cell kept.
+"""Tables in tabulate's "pipe" format, with leading blanks of cells kept.
 
 The blanks are the indentation of fvcore's tables. Up to release 0.9 tabulate keeps them only under a setting of its
 module, which other threads see; since 0.10 it has an option of the call and no longer obeys the setting.

@@ -85,7 +85,7 @@ def test_the_command_line_names_unseen_work_and_strict_fails(kind, tmp_path, mon
     assert main(["count", "unseen_net.py:build", "--input", "4,8"]) == 0
     assert (
         f"{op} (1 call, 32 output elements; in 'scan' at tests/support/models/unseen_work.py:"
-        in capsys.readouterr().out
+        in capsys.readouterr().out.replace("\n", " ")
     )
     assert main(["count", "unseen_net.py:build", "--input", "4,8", "--strict"]) == 2
     assert f"{op} ×1 (in 'scan' at tests/support/models/unseen_work.py:" in capsys.readouterr().err
