@@ -20,7 +20,8 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model.
+    a parent before its children, "" being the model. An `optional` column is the first to go where a line is too long.
+    `only` is "people" for a column that CSV and JSON do not have, "data" for one that only they have.
     """
 
     key: str
@@ -29,6 +30,8 @@ class Column:
     words: bool = False
     missing: str = ""
     tree: bool = False
+    optional: bool = False
+    only: str = ""
 
     def show(self, value: Value) -> str:
         """Return a value as people read it, not yet escaped for any format."""
@@ -105,6 +108,18 @@ class Table:
             columns=columns,
             rows=rows[:top],
             notes=(*self.notes, *truncation_note(rows, top, self.noun)),
+        )
+
+    def readable_by(self, reader: str) -> Table:
+        """Return the table with the columns that "people" or "data" formats have."""
+        kept = [place for place, column in enumerate(self.columns) if column.only in ("", reader)]
+        if len(kept) == len(self.columns):
+            return self
+        return replace(
+            self,
+            columns=[self.columns[place] for place in kept],
+            rows=[[row[place] for place in kept] for row in self.rows],
+            total=None if self.total is None else [self.total[place] for place in kept],
         )
 
     def records(self) -> list[dict[str, Value]]:
@@ -184,6 +199,12 @@ class Document:
         main = self.main_table()
         ranked = main.ranked(sort=sort, top=top)
         return replace(self, parts=[ranked if part is main else part for part in self.parts])
+
+    def readable_by(self, reader: str) -> Document:
+        """Return the document with its tables as `Table.readable_by` gives them."""
+        return replace(
+            self, parts=[part.readable_by(reader) if isinstance(part, Table) else part for part in self.parts]
+        )
 
     def tables(self) -> list[Table]:
         """Return the tables in their order."""

@@ -17,6 +17,7 @@ FORMATS: Mapping[str, str] = {
     "html": "a page that needs no network",
     "latex": "tables of the booktabs package",
 }
+DATA_FORMATS = ("csv", "json")
 
 
 def write_document(document: Document, format: str = "text", *, width: int | None = None) -> str:
@@ -30,7 +31,8 @@ def write_document(document: Document, format: str = "text", *, width: int | Non
     """
     check_format(format)
     backend = importlib.import_module(f"fvflops.reports.formats.{format}")
-    return str(backend.write(document, width=width))
+    readable = document.readable_by("data" if format in DATA_FORMATS else "people")
+    return str(backend.write(readable, width=width))
 
 
 def check_format(name: str, formats: Mapping[str, str] = FORMATS) -> None:

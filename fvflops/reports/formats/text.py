@@ -79,7 +79,10 @@ def _show(text: str) -> str:
 
 
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the places of the columns that fit with their words cut; those of numbers go first, the last of all."""
+    """Return the places of the columns that fit with their words cut.
+
+    Optional columns go first, then those of numbers, then others, the last of each first.
+    """
     needs = []
     for place, column in enumerate(table.columns):
         need = max((display_width(row[place]) for row in rows), default=0)
@@ -91,8 +94,9 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
         )
     places = list(range(len(table.columns)))
     while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
+        optional = [place for place in places if table.columns[place].optional]
         numbers = [place for place in places if not table.columns[place].words]
-        places.remove(numbers[-1] if len(numbers) > 1 else places[-1])
+        places.remove(optional[-1] if optional else numbers[-1] if len(numbers) > 1 else places[-1])
     return places
 
 
