@@ -70,7 +70,7 @@ class Table:
     """Rows of exact values; each has a value for each column.
 
     `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
-    note that says how many rows are not shown.
+    note that says how many rows are not shown. `sort` is the key of the column by which the rows are ranked.
 
     >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -85,6 +85,7 @@ class Table:
     total: Sequence[Value] | None = None
     notes: Sequence[str] = ()
     noun: str = "row"
+    sort: str = ""
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table with its largest values first, and `top` rows of it.
@@ -108,6 +109,7 @@ class Table:
             columns=columns,
             rows=rows[:top],
             notes=(*self.notes, *truncation_note(rows, top, self.noun)),
+            sort=self.sort if sort is None else sort,
         )
 
     def readable_by(self, reader: str) -> Table:

@@ -81,7 +81,8 @@ def _show(text: str) -> str:
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the places of the columns that fit with their words cut.
 
-    Optional columns go first, then those of numbers, then others, the last of each first.
+    Optional columns go first, then those of numbers, then others, the last of each first. That by which rows are ranked
+    stays.
     """
     needs = []
     for place, column in enumerate(table.columns):
@@ -94,9 +95,10 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
         )
     places = list(range(len(table.columns)))
     while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
-        optional = [place for place in places if table.columns[place].optional]
-        numbers = [place for place in places if not table.columns[place].words]
-        places.remove(optional[-1] if optional else numbers[-1] if len(numbers) > 1 else places[-1])
+        spare = [place for place in places if table.columns[place].key != table.sort]
+        optional = [place for place in spare if table.columns[place].optional]
+        numbers = [place for place in spare if not table.columns[place].words]
+        places.remove(optional[-1] if optional else numbers[-1] if len(numbers) > 1 else spare[-1])
     return places
 
 
