@@ -13,22 +13,22 @@ import torch
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_order, add_output
+from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_report
 from fvflops.cli.exports import check_exports
 from fvflops.cli.models import LoadedModel, load_model, with_input_hint
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
-from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.profile import ProfileAnalysis
+from fvflops.features.profiling.report import check_profile_sort
 from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
 from fvflops.reports.calls import op_calls as op_calls_report
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
-from fvflops.views.ranking import check_sort, check_top
+from fvflops.views.ranking import check_sort
 
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
     parser.set_defaults(table=None)  # that of DeepSpeed for its report; else exact, as the others leave work out
     add_model_source(parser)
-    add_output(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
     parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
@@ -63,11 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
-    add_order(
-        shown,
-        "time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, mismatch or name; default: modules "
-        "and op calls in order, operators by time",
-    )
+    add_report(shown)
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
@@ -126,10 +121,11 @@ def _record(
 
 def _check(arguments: argparse.Namespace) -> Wanted:
     """Return what is wanted; what can be known to be wrong before the model is even built raises."""
-    sorts = op_calls_report.SORTS if arguments.by == "op" else measured_report.SORTS
     if arguments.sort is not None:
-        check_sort(arguments.sort, sorts)
-    check_top(arguments.top)
+        if arguments.by == "op":
+            check_sort(arguments.sort, op_calls_report.SORTS)
+        else:
+            check_profile_sort(arguments.sort)
     if arguments.phase is not None and arguments.phase not in PHASES:
         raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
@@ -146,6 +142,10 @@ def _check(arguments: argparse.Namespace) -> Wanted:
         views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
         if any(views):
             raise ValueError("--deepspeed has a form of its own: leave --by, --phase, --sort and --peaks out")
+        if arguments.format != "text":
+            raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
+    if arguments.by == "op" and arguments.format != "text":
+        raise ValueError(f"--format {arguments.format}: --by op is text only; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
     return Wanted(table, peaks, _check_files(arguments))
@@ -218,7 +218,7 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
     for path, format in {arguments.output: "report", **wanted.files}.items():
         try:
             if format == "report":
-                write(_render(profile, arguments, wanted), path)
+                _write_report(profile, arguments, wanted)
             elif format == "html":
                 profile.to_html(path)
             else:
@@ -231,17 +231,22 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
         raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
-def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
     if arguments.deepspeed:
-        depth = -1 if arguments.depth is None else arguments.depth
-        found = read_profile(profile.trace(), table=wanted.table)
-        return deepspeed_report.render(
-            found,
-            profile_step=int(profile.trace().about.get("warmup", 0)),
-            module_depth=depth,
-            top_modules=arguments.top or 1,
-        )
+        write(_draw_deepspeed(profile, arguments, wanted), arguments.output)
+        return
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
-        return profile.op_table(ignore=arguments.ignore, **options)
-    return profile.table(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+        write(profile.op_table(ignore=arguments.ignore, **options), arguments.output)
+        return
+    report = profile.report(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+    write_report(report, arguments)
+
+
+def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+    return deepspeed_report.render(
+        read_profile(profile.trace(), table=wanted.table),
+        profile_step=int(profile.trace().about.get("warmup", 0)),
+        module_depth=-1 if arguments.depth is None else arguments.depth,
+        top_modules=arguments.top or 1,
+    )

@@ -11,15 +11,16 @@ import torch
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
 from fvflops.cli.models import LoadedModel, load_model, with_input_hint
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
-from fvflops.features.roofline import report
 from fvflops.features.roofline.compute import roofline
+from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.features.utilisation.devices import load_peaks, short_dtype
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 
 
@@ -27,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
     parser.set_defaults(table="exact")  # the other conventions leave work out
     add_model(parser, nargs="?")
-    add_output(parser)
     add_run(parser, built_on="--build")
     parser.add_argument(
         "--device",
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
     )
     add_backward(parser)
-    parser.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    parser.add_argument("--by", choices=VIEWS, default="module", help="default: module; by op people read the first 20")
     add_depth(parser)
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
+    add_report(parser)
     add_plot(parser)
 
 
@@ -74,7 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         roofs = {name: device.peak(name) for name in device.dtypes()}
         roofline_plot.save(drawn, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
-    write(report.render(drawn, by=arguments.by, depth=arguments.depth, shown=arguments.top), arguments.output)
+    report = roofline_report(drawn, by=arguments.by, depth=arguments.depth, subject=arguments.model)
+    if arguments.by == "op" and arguments.top is None and arguments.format not in DATA_FORMATS:
+        report = report.ranked(sort=arguments.sort, top=SHOWN)
+    write_report(report, arguments)
     return 0
 
 

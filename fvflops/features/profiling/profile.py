@@ -20,12 +20,14 @@ from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting.timing import Times, read_times
-from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.compute import measure_rows
 from fvflops.features.profiling.model import Profile
+from fvflops.features.profiling.report import profile_report
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
+from fvflops.reports.document import Document
+from fvflops.reports.formats import write_document
 from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
@@ -126,9 +128,22 @@ class ProfileAnalysis(FlopCountAnalysis):
         `device`, a name as `roofline` takes it or a Device, adds the share of its roofline. A view, phase or order that
         does not exist raises ValueError, a phase that was not run TraceError.
         """
+        return write_document(self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device))
+
+    def report(
+        self,
+        *,
+        by: str = "module",
+        phase: str | None = None,
+        depth: int | None = None,
+        sort: str | None = None,
+        top: int | None = None,
+        device: str | Device | None = None,
+    ) -> Document:
+        """Return what `table` shows as a document, which every format of a report can write."""
         # The times of operators add up with those of the runs in which they were watched.
         found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
-        return measured_report.render(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+        return profile_report(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def salvage(self) -> ProfileAnalysis:
         """Return the profile of the runs that were measured to their ends before one raised.

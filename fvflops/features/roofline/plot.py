@@ -259,7 +259,7 @@ def _say(point: Point) -> str:
 def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> None:
     root = plain(roofline.modules.root.class_name) or "the model"
     title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
-    bound = format_percent(total.compute_bound, total.seconds) or "0.0%"  # type: ignore[arg-type]
+    bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
     told = [f"{bound} of it bound by compute", f"memory {_say_rate(roofline.bandwidth, 'B')}"]
     told.append(f"convention {roofline.table}")
     if roofline.unknown:
