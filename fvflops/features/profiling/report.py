@@ -78,7 +78,7 @@ def profile_report(
     figures = _choose_figures(measured, by, phase)
     table = Table(
         f"{by}s",
-        [modules() if by == "module" else words(by), *(figure.column for figure in figures)],
+        [modules() if by == "module" else _OPERATOR, *(figure.column for figure in figures)],
         [(name, *(figure.value(_Row(name, line, whole)) for figure in figures)) for name, line in shown.items()],
         total=None if by == "module" else _add_up(whole, figures),
         notes=notes,
@@ -166,6 +166,7 @@ def _percent(share: float) -> str:
     return format_percent(share, 1)
 
 
+_OPERATOR = words("operator", form=lambda op: op.removeprefix("aten::"))
 _TIME_SHARE = number("share", "% time", form=_percent)
 _FLOP_SHARE = number("flops_share", "% FLOPs", form=_percent)
 _MISMATCH = number("mismatch", "time:FLOPs", form=format_ratio)
