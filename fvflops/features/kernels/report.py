@@ -7,6 +7,7 @@ from dataclasses import fields
 from operator import attrgetter
 
 from fvflops.reports.names import printable
+from fvflops.reports.text.text_table import text_table
 from fvflops.trace.kernel_events import KernelRow
 from fvflops.units import flops_to_string, format_percent, format_seconds, format_size
 
@@ -43,21 +44,14 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
         ranked.sort(key=_measure(sort_by), reverse=True)
     shown = ranked if row_limit < 0 else ranked[:row_limit]
     columns = _list_columns(rows)
-    cells = [[name for name, _ in columns], *([write(row) for _, write in columns] for row in shown)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = {"Name", "Module", "Source Location"}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for cell, width, (name, _) in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
-    rule = "  ".join("-" * width for width in widths)
+    heads = [name for name, _ in columns]
+    left = [place for place, name in enumerate(heads) if name in ("Name", "Module", "Source Location")]
+    table = text_table(heads, [[write(row) for _, write in columns] for row in shown], left=left)
+    rule = table.split("\n", 2)[1]
     total = sum(row.self_cpu_time_total for row in rows)
     device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
     ends = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
-    return "\n".join([*([header] if header else []), lines[0], rule, *lines[1:], rule, *ends])
+    return "\n".join([*([header] if header else []), table, rule, *ends])
 
 
 def _measure(sort_by: str) -> Callable[[KernelRow], float]:
