@@ -120,7 +120,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, err = run(capsys, *LENET, "--device", "cuda")
     assert code == 0 and "on cpu (" in text
-    assert err == "fvflops: there is no CUDA device here: these are the CPU's figures\n"
+    assert err == "fvflops: this machine has no CUDA device: the profile is of the CPU\n"
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
     [
         (["--schedule", "wait=3,active=1", "--steps", "3"], "of 3 steps the schedule makes none active"),
         (["--schedule", "active=1"], "--schedule needs --steps N"),
-        (["--steps", "3"], "--steps are the runs of a --schedule"),
+        (["--steps", "3"], "--steps is the number of runs of a --schedule"),
         (["--schedule", "activ=1", "--steps", "1"], "a schedule has no 'activ': did you mean 'active'?"),
-        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number from 0 on, not '-1'"),
-        (["--schedule", "wait=1", "--steps", "1"], "say how many steps are measured, such as active=1"),
-        (["--schedule", "active=1,active=2", "--steps", "1"], "active stands twice"),
-        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup, --repeat out"),
-        (["--phase", "backward"], "--phase backward: no backward pass is run without --backward"),
+        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number, 0 or more, not '-1'"),
+        (["--schedule", "wait=1", "--steps", "1"], "give the number of measured steps, such as active=1"),
+        (["--schedule", "active=1,active=2", "--steps", "1"], "active is given twice"),
+        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup and --repeat out"),
+        (["--phase", "backward"], "--phase backward: no backward pass is run; add --backward"),
         (["--phase", "optimizer"], "fvflops.record measures a training loop"),
         (["--phase", "back"], "there is no phase 'back': phases are forward"),
         (["--sort", "tim"], "nothing is sorted by 'tim': did you mean 'time'?"),
@@ -143,10 +143,10 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--top", "0"], "the number of rows is 1 or more, not '0'"),
         (["--format", "htlm"], "no format is called 'htlm': take 'html'"),
         (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed is DeepSpeed's own text; leave --format out"),
-        (["--ignore", "aten::view"], "--ignore leaves ops out of the list of op calls: add --by op"),
+        (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
         (["--by", "op", "--peaks", "H100"], "leave --by op out"),
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--deepspeed", "--by", "op"], "--deepspeed has a form of its own"),
+        (["--deepspeed", "--by", "op"], "--deepspeed is DeepSpeed's own report"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a.json", "--weight", "watts"], "there is no weight 'watts'"),
         (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
@@ -173,10 +173,10 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
     ("options", "message"),
     [
         (["nets.py:build", "--repeat", "0"], "repeat is a whole number from 1 on, not 0"),
-        (["nets.py:on_meta"], "a profile needs numbers, and there are none on the meta device"),
+        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no numbers"),
         (
             ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
-            "--ignore aten::veiw: no op is called so; the near",
+            "--ignore aten::veiw: there is no such op; the nearest is aten::view",
         ),
     ],
     ids=["repeat", "meta", "ignore"],
@@ -190,11 +190,11 @@ def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, mess
 @pytest.mark.parametrize(
     ("name", "said", "told"),
     [
-        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "broken off by RuntimeError: no more"),
+        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "raised RuntimeError: no more"),
         (
             "interrupted",
-            "fvflops: error: interrupted in a run: what 2 measured before is written\n",
-            "broken off by KeyboardInterrupt: no more",
+            "fvflops: error: interrupted in a run: the report is of the 2 measured before\n",
+            "raised KeyboardInterrupt: no more",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_what_was_measured_before_an_error_is_written(capsys, factory, name, sai
     code, text, err = run(capsys, f"nets.py:{name}", "--trace", "run.json", "--flamegraph", "run.txt")
     assert code == 2 and err.startswith(said)
     assert "The mean of 2 runs after 1 warm-up run" in text
-    assert f"Run 4 of 6 was {told}: this is what was measured before." in " ".join(text.split())
+    assert f"Run 4 of 6 {told}; the profile is of the runs before." in " ".join(text.split())
     assert "broken off" in json.loads(Path("run.json").read_text())["otherData"]
     assert Path("run.txt").read_text().startswith("forward;Net")
 
@@ -210,7 +210,7 @@ def test_what_was_measured_before_an_error_is_written(capsys, factory, name, sai
 def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factory):
     code, text, err = run(capsys, "nets.py:interrupted_at_once", "--trace", "run.json")
     assert (code, text) == (2, "") and not Path("run.json").exists()
-    assert err == "fvflops: error: interrupted in a run: before any was measured\n"
+    assert err == "fvflops: error: interrupted in a run: none was measured before\n"
 
 
 class Terminal(list):

@@ -248,7 +248,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(options, error, message):
 
 def test_a_trace_that_was_not_measured_is_refused():
     profile = ProfileAnalysis.from_trace(FlopCountAnalysis(Net(), torch.ones(2, 8)).trace())
-    with pytest.raises(TraceError, match="holds no measured run: record it with measure="):
+    with pytest.raises(TraceError, match="has no measured times or memory: record it with measure="):
         profile.table()
 
 
@@ -463,7 +463,7 @@ def test_what_was_measured_before_an_error_is_kept(error):
     saved = profile.salvage()
     assert saved.total() == 840 and saved.trace().about["runs"] == "2"
     text = " ".join(saved.table().split())
-    assert f"Run 4 of 6 was broken off by {error.__name__}: no more: this is what was measured before." in text
+    assert f"Run 4 of 6 raised {error.__name__}: no more; the profile is of the runs before." in text
 
 
 def test_there_is_nothing_to_keep_before_the_first_run():
@@ -471,7 +471,7 @@ def test_there_is_nothing_to_keep_before_the_first_run():
     profile = ProfileAnalysis(model, torch.ones(2, 8))
     with pytest.raises(RuntimeError, match="no more"):
         profile.table()
-    with pytest.raises(TraceError, match="no run was measured to its end"):
+    with pytest.raises(TraceError, match="no measured run was completed"):
         profile.salvage()
 
 
@@ -491,14 +491,14 @@ def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
 
 
 def test_a_model_on_meta_has_nothing_to_measure():
-    with pytest.raises(ValueError, match="a profile needs numbers"):
+    with pytest.raises(ValueError, match="a profile needs real execution, and the meta device has no numbers"):
         ProfileAnalysis(nn.Linear(2, 2, device="meta"), torch.ones(1, 2)).table()
 
 
 def test_a_compiled_model_says_that_it_ran_eagerly():
     profile = ProfileAnalysis(torch.compile(Net(), backend="eager"), torch.ones(2, 8), warmup=0, repeat=1)
     text = " ".join(profile.table().split())
-    assert "The model is compiled, and was run eagerly: these are not the times of compiled code." in text
+    assert "The model is compiled, but was run eagerly: these are not the times of compiled code." in text
 
 
 @pytest.mark.parametrize(

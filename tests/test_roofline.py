@@ -351,7 +351,7 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "roofline wants a MODEL and a --device such as H100, or --measure"),
+        ([], "roofline needs a MODEL and a --device such as H100, or --measure"),
         (["zoo:lenet5"], "roofline needs --device, such as H100"),
         (["zoo:lenet5", "--device", "H10"], "did you mean 'H100'?"),
         (["zoo:lenet5", "--device", "absent.yaml"], "absent.yaml:1: cannot be read"),
@@ -363,7 +363,10 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'?"),
         (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "no format is called 'htlm': take 'html'"),
         (["--measure", "--device", "H100"], "'H100' is no device of this machine"),
-        (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward is run by shapes"),
+        (
+            ["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"],
+            "--backward uses shape execution",
+        ),
     ],
     ids=[
         "nothing",

@@ -1,4 +1,4 @@
-"""`fvflops roofline`: what bounds a model on a device, by the device's peaks as published or as measured here."""
+"""`fvflops roofline`: what bounds a model on a device, by its published peaks or those measured on this machine."""
 
 from __future__ import annotations
 
@@ -26,34 +26,36 @@ from fvflops.reports.pictures import picture
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    parser.set_defaults(table="exact")  # the other conventions leave work out
+    parser.set_defaults(table="exact")  # the other conventions ignore some ops
     add_model(parser, nargs="?")
     add_run(parser, built_on="--build")
     parser.add_argument(
         "--device",
         metavar="DEVICE",
-        help="whose peaks to take: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
+        help="device: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
     )
     parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     parser.add_argument(
         "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
     )
     add_backward(parser)
-    parser.add_argument("--by", choices=VIEWS, default="module", help="default: module; by op people read the first 20")
+    parser.add_argument(
+        "--by", choices=VIEWS, default="module", help="default: module; op shows 20 unless --top is given"
+    )
     add_depth(parser)
     add_report(parser)
     add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw the roofline of the model that the arguments name, or measure this machine; return the exit code."""
+    """Report the roofline of a model, or measure this machine; return the exit code."""
     if arguments.plot is not None:
         if arguments.model is None:
             raise ValueError(f"--plot {arguments.plot}: without a MODEL there is nothing to draw")
         picture.prepare(arguments.plot)
     if arguments.model is None:
         if not arguments.measure:
-            raise ValueError("roofline wants a MODEL and a --device such as H100, or --measure")
+            raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
         write(write_device(measure_device(arguments.device)), arguments.output)
         return 0
     dtype = None if arguments.dtype is None else _read_dtype(arguments.dtype)
@@ -89,7 +91,7 @@ def _read_dtype(text: str) -> str:
 
 
 def _cast(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a subject whose floating-point weights and inputs are of a dtype."""
+    """Return a subject with its floating-point weights and inputs cast to a dtype."""
     inputs, kwargs = _cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
     return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
 
@@ -116,7 +118,7 @@ def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Name
             assume=assume,
         )
     if arguments.execution == "real":
-        raise ValueError("--backward is run by shapes, not for real: leave --execution out")
+        raise ValueError("--backward uses shape execution: leave --execution real out")
     return TrainingStepAnalysis(
         subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
     )
