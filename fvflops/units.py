@@ -59,6 +59,20 @@ def format_short(count: float) -> str:
     return f"{rounded / unit:.12g}{suffix}"
 
 
+def format_parameters(count: float) -> str:
+    """Return a number of parameters for people: thousands, millions (M) or billions (B), with one digit.
+
+    >>> format_parameters(405_853_388_800), format_parameters(109_482_240), format_parameters(61_706)
+    ('405.9B', '109.5M', '61.7K')
+    >>> format_parameters(480), format_parameters(999_960)
+    ('480', '1.0M')
+    """
+    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if round(abs(count) / unit, 1) >= 1:
+            return f"{count / unit:.1f}{suffix}"
+    return format_short(count)
+
+
 def format_in(count: float, power: int) -> str:
     """Return a count in the unit 10**power, with three figures or, before the point, more; none is made up.
 

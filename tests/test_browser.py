@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fvflops.reports import PAGES, REPORTS
+from fvflops.reports import REPORTS
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.pages import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
@@ -53,7 +53,7 @@ def show(browser, tmp_path) -> Iterator[Any]:
 
     def open_page(breakdown: Breakdown) -> Any:
         path = tmp_path / "report.html"
-        path.write_text("".join(PAGES["html"](breakdown)), encoding="utf-8")
+        path.write_text("".join(REPORTS["html"](breakdown)), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_selector(".cell")
         return page
@@ -88,8 +88,8 @@ def test_page_shows_the_model(show):
     assert column(page, "module-table", 2) == ["100.0%", "85.0%", "40.0%", "40.0%", "15.0%"]
     assert column(page, "module-table", 3) == ["≥ 1 K", "≥ 850", "≥ 400", "400", "150"]
     assert column(page, "operator-table", 0) == ["linear", "mm", "add", "scan"]
-    assert column(page, "operator-table", 1) == ["55.0%", "40.0%", "5.0%", "unknown"]
-    assert column(page, "operator-table", 2) == ["550", "400", "50", "unknown"]
+    assert column(page, "operator-table", 1) == ["55.0%", "40.0%", "5.0%", "unsupported"]
+    assert column(page, "operator-table", 2) == ["550", "400", "50", "unsupported"]
     assert page.inner_text(".status.unknown .big") == "2 calls" and "4.1 K output" in page.inner_text(".status.unknown")
     assert page.inner_text(".status.free .big") == "3 calls"
     assert "lower bounds" in page.inner_text("#ledger-hint")
@@ -231,7 +231,7 @@ def test_two_reports_are_compared(show, tmp_path):
     net = break_net_down()
     wider = Measure("FLOPs", {Cell("encoder.mlp", "forward", "linear"): 800, Cell("neck", "forward", "linear"): 20})
     other = Breakdown(build_tree("encoder", "encoder.mlp", "neck"), {"flops": wider})
-    (tmp_path / "other.html").write_text("".join(PAGES["html"](other)), encoding="utf-8")
+    (tmp_path / "other.html").write_text("".join(REPORTS["html"](other)), encoding="utf-8")
     (tmp_path / "wrong.json").write_text('{"format": "<b>"}', encoding="utf-8")
     page = show(net)
     page.set_input_files("#other", tmp_path / "wrong.json")

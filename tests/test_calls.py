@@ -7,15 +7,20 @@ import io
 import json
 import re
 import subprocess
+import unicodedata
 from itertools import pairwise
+from pathlib import Path
 from shutil import which
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
+from fvflops.analysis.call_report import call_report
 from fvflops.cli import main
+from fvflops.reports.formats import write_document
 from fvflops.reports.names import printable
 from fvflops.trace import TraceError
 from fvflops.zoo import build
@@ -137,14 +142,57 @@ def test_rows_are_the_same_in_every_format(capsys, tmp_path):
         columns = flops.to_dict(by=by)
         assert flops.to_pandas(by=by).to_dict(orient="list") == columns
         written = {}
-        for format in ("csv", "json", "table"):
+        for format in ("csv", "json", "text"):
             assert main(["count", f"{tmp_path}/net.py:build", "--by", by, "--format", format]) == 0
             written[format] = capsys.readouterr().out
         assert pandas.DataFrame(json.loads(written["json"])["rows"]).to_dict(orient="list") == columns
         read = list(csv.DictReader(io.StringIO(written["csv"])))
         assert [{heading: str(cells[0]) for heading, cells in columns.items()}] == read
-        assert "[2,8]" in written["table"] and "Counted by the table default" in written["table"]
+        assert "[2,8]" in written["text"] and "Convention: default (1 FLOP per multiply-add).\n" in written["text"]
     assert columns["outputs"] == ["float32[2, 4]"] and columns["flops"] == [64]
+
+
+LONG = "a_very_long_name_of_a_module_" * 6
+
+
+def make_saved(path: Path) -> FlopCountAnalysis:
+    """Return an analysis of a saved trace, with lines of source, of a model with long names and an unsupported op."""
+    model = nn.Sequential(Unknown())
+    model.add_module(LONG, nn.Sequential())
+    model.get_submodule(LONG).add_module("层" * 40, nn.Linear(8, 2**20, device="meta"))
+    path.write_text(FlopCountAnalysis(model, torch.ones(2, 8), lines=True, warn=False).trace().to_json())
+    return FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()), warn=False)
+
+
+def take_cells(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in line)
+
+
+@pytest.mark.parametrize("by", ["op", "call", "line"])
+def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
+    flops = make_saved(tmp_path / "trace.json")
+    report = call_report(flops, by)
+    total = 2 * 8 * 2**20
+    text = write_document(report, "text", width=80)
+    assert max(map(take_cells, text.split("\n"))) <= 80 and f"{total:,}" in text
+    assert "Unsupported, so not counted: fvflops_calls::scan" in text
+    rows = list(csv.DictReader(io.StringIO(write_document(report, "csv"))))
+    columns = flops.to_dict(by=by)
+    assert list(rows[0]) == list(columns) and len(rows) == len(columns["flops"])
+    assert [row["flops"] for row in rows] == ["" if count is None else str(count) for count in columns["flops"]]
+    record = json.loads(write_document(report, "json"))
+    assert (record["format"], record["schema"]) == ("fvflops.calls", 1) and record["about"]["table"] == "default"
+    assert [row["flops"] for row in record["rows"]] == columns["flops"] and list(record["rows"][0]) == list(columns)
+    shown = len(rows) + (by == "op")
+    lines = write_document(report, "markdown").split("\n")
+    assert len([line for line in lines if line.startswith("| ")]) == shown + 2
+    assert len({len(re.findall(r"(?<!\\\\)\|", line)) for line in lines if line.startswith("| ")}) == 1
+    page = ElementTree.fromstring(re.search(r"<table>.*</table>", write_document(report, "html"), re.DOTALL).group())
+    assert len(list(page.iter("tr"))) == shown + 1
+    latex = write_document(report, "latex")
+    assert re.findall(r"\\begin{(\w+)}", latex) == re.findall(r"\\end{(\w+)}", latex) == ["tabular", "itemize"]
+    ranked = write_document(report.ranked(sort="flops", top=1), "csv").splitlines()
+    assert len(ranked) == 2 and str(total) in ranked[1]
 
 
 def test_a_count_that_is_not_known_is_no_number():
@@ -152,7 +200,9 @@ def test_a_count_that_is_not_known_is_no_number():
     flops = analyse(nn.Sequential(Unknown(), nn.Linear(8, 2**30, device="meta"))).unsupported_ops_warnings(False)
     assert flops.to_dict(by="op")["flops"] == [None, 2 * 8 * 2**30]
     assert flops.to_pandas(by="op")["flops"].tolist() == [None, 2 * 8 * 2**30]
-    assert flops.module_call_table().splitlines()[2].split()[-3].endswith("+")
+    lines = flops.module_call_table().splitlines()
+    assert lines[0].endswith("  unsupported ops") and [line.split()[-1] for line in lines[2:]] == ["1", "1", "0"]
+    assert "Unsupported by default, so not counted: fvflops_calls::scan (1 call)." in flops.op_table()
 
 
 def test_calls_are_a_view_of_flops_alone():
@@ -168,7 +218,7 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
     paths = {name: str(tmp_path / name) for name in ("trace", "speedscope", "flamegraph")}
     options = [text for name, path in paths.items() for text in (f"--{name}", path)]
     assert main(["count", "zoo:lenet5", *options, *(["--weight", weight] if weight else [])]) == 0
-    assert capsys.readouterr().out.startswith("| module")
+    assert capsys.readouterr().out.startswith("module ")
     texts = {name: (tmp_path / name).read_text() for name in paths}
     assert sum(int(line.rpartition(" ")[2]) for line in texts["flamegraph"].splitlines()) == total
     assert sum(json.loads(texts["speedscope"])["profiles"][0]["weights"]) == total
@@ -179,7 +229,8 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--by", "op", "--format", "html"], "--by op --format html: its formats are table, csv, json"),
+        (["--by", "op", "--format", "tree"], "--format tree is by module, not by op"),
+        (["--by", "call", "--format", "dot"], "--format dot is by module, not by call"),
         (["--trace", "out.json", "--weight", "time"], "--weight time: nothing is timed here"),
         (["--trace", "out.json", "--weight", "flop"], "there is no weight 'flop': there are time, flops"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
@@ -228,8 +279,8 @@ def test_the_graph_ends_at_the_depth(capsys):
 def test_the_graph_says_what_is_unknown_and_left_out():
     flops = analyse(nn.Sequential(Unknown(), nn.Tanh())).unsupported_ops_warnings(False)
     assert [label.split("\\n")[-1] for label in read_graph(flops.to_graph())[0].values()] == [
-        "UNKNOWN: fvflops_calls::scan",
-        "omitted by the table",
+        "unsupported: fvflops_calls::scan",
+        "ignored by this convention",
     ]
 
 
@@ -289,7 +340,7 @@ def test_recording_lines_changes_no_count():
 def test_what_no_line_of_the_model_calls_has_none(capsys, tmp_path):
     (tmp_path / "net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(8, 4), torch.ones(2, 8)\n")
     assert main(["count", f"{tmp_path}/net.py:build", "--by", "line"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("(no line of the model's)         1     64")
+    assert capsys.readouterr().out.splitlines()[4].startswith("(no line of the model's)         1     64")
     assert main(["count", "zoo:lenet5", "--by", "line", "--format", "csv"]) == 0
     assert re.match(
         r"fvflops/zoo/lenet5.py:\d+,12,416520,416520,6518,366736,0$", capsys.readouterr().out.splitlines()[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 
 def columns(text: str) -> list[str]:
     """Return the words of the head of the first table in a report."""
-    return next(line for line in text.splitlines() if line.startswith(("module ", "operator ", "# "))).split()
+    return next(line for line in text.splitlines() if line.lstrip().startswith(("module ", "operator ", "# "))).split()
 
 
 def test_a_profile_by_module_operator_and_op(capsys):
@@ -79,8 +81,25 @@ def test_a_profile_by_module_operator_and_op(capsys):
     assert [line.split()[0] for line in text.split("\n\n")[2].splitlines()[2:5]] == ["convolution", "linear", "total"]
     assert max(map(len, text.splitlines())) <= 80
     _, text, _ = run(capsys, *LENET, "--by", "op", "--ignore", "aten::tanh")
-    assert columns(text)[:5] == ["#", "name", "op", "target", "module"]
-    assert "Ignored: aten::tanh (4 calls)." in text and "aten::tanh.default" not in text
+    assert columns(text)[:3] == ["#", "op", "module"] and max(map(len, text.splitlines())) <= 80
+    assert "Not listed: aten::tanh (4 calls)." in text and " tanh " not in text
+
+
+def test_op_calls_are_ranked_in_every_format(capsys):
+    ranked = [*LENET, "--by", "op", "--sort", "flops", "--top", "2"]
+    _, text, _ = run(capsys, *ranked)
+    assert [line.split()[1:3] for line in text.split("\n\n")[1].splitlines()[2:4]] == [
+        ["convolution", "features.3"],
+        ["convolution", "features.0"],
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *ranked, "--format", "csv")[1])))
+    assert [row["flops"] for row in rows] == ["481600", "239904"] and int(rows[0]["duration_ns"]) > 0
+    written = json.loads(run(capsys, *ranked, "--format", "json")[1])
+    assert [row["flops"] for row in written["tables"]["calls"]["rows"]] == [481_600, 239_904]
+    assert "| convolution |" in run(capsys, *ranked, "--format", "markdown")[1]
+    assert "<td>481,600</td>" in run(capsys, *ranked, "--format", "html")[1]
+    assert run(capsys, *ranked, "--format", "latex")[1].count("tabular}") == 2
 
 
 def test_the_backward_pass_is_profiled_where_asked(capsys):

@@ -127,7 +127,7 @@ def test_the_larger_branch_is_the_one_that_costs_more_and_the_report_says_so(cap
     assert not analysis.uncalled_modules()  # both were tried
     assert analysis.trace().about["execution"] == "shapes"
     sentences = op_coverage_notes(summarise(analysis))
-    assert any(line.startswith("SUPPOSED") and "higher_order::cond" in line for line in sentences)
+    assert any(line.startswith("ASSUMED (data-dependent): ") and "higher_order::cond" in line for line in sentences)
     # Without a table the branch that reads and makes more elements is the larger one.
     bare = record_call(Choice(), (X,), execution="shapes")
     assert sum(calls for (index, _, _), calls in bare.calls.items() if "relu" in bare.signatures[index].op) == 500

@@ -33,7 +33,7 @@ from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.report import roofline_report
 from fvflops.formulas import load_table
-from fvflops.reports import EXPORTS, PAGES, PICTURES, REPORTS
+from fvflops.reports import EXPORTS, REPORTS
 from fvflops.reports.formats import write_document
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.pictures import picture
@@ -77,9 +77,10 @@ def draw_roofline(by: str) -> Render:
     return lambda analysis: write_document(roofline_report(roofline(analysis, device="H100"), by=by))
 
 
+VIEWS = ("module", "operator", "both")
 # For the eye, in lines: nothing but what can be printed, and a table has the rows that it has of good names.
 TERMINAL: dict[str, Render] = {
-    **{f"{kind} by {by}": report(kind, by) for kind in ("table", "csv") for by in ("module", "operator", "both")},
+    **{f"{kind} by {by}": report(kind, by) for kind in ("fvcore", "text", "csv") for by in VIEWS},
     "tree": report("tree"),
     "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
     "flop_count_table": flop_count_table,
@@ -100,7 +101,10 @@ TERMINAL: dict[str, Render] = {
 
 
 # Those of which each row has a name: it stays one row, and of a width that a terminal can scroll.
-ROWS = ("table by module", "table by operator", "table by both", "flop_count_table", "parameters", "profile by op")
+ROWS = (
+    *(f"fvcore by {by}" for by in VIEWS),
+    *("flop_count_table", "parameters", "profile by op"),
+)
 
 
 @pytest.mark.parametrize("name", TERMINAL)
@@ -138,7 +142,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
-    "html": lambda analysis: "".join(PAGES["html"](read_breakdown(analysed_run(analysis)))),
+    "html": lambda analysis: "".join(REPORTS["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
 }
@@ -197,11 +201,9 @@ def test_hostile_names_are_strings_in_json(name):
 def test_hostile_names_leave_a_picture_well_formed():
     pytest.importorskip("matplotlib")
     analysis = count(record_hostile())
-    for figure in (
-        PICTURES["svg"](read_breakdown(analysed_run(analysis))),
-        roofline_plot.draw_roofline(roofline(analysis, device="H100"), by="module"),
-    ):
-        ElementTree.fromstring(picture.encode(figure, "svg"))
+    ElementTree.fromstring(REPORTS["svg"](read_breakdown(analysed_run(analysis))))
+    figure = roofline_plot.draw_roofline(roofline(analysis, device="H100"), by="module")
+    ElementTree.fromstring(picture.encode(figure, "svg"))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def count(capsys, *arguments):
 
 @pytest.mark.usefixtures("with_metric")
 def test_a_metric_of_one_entry_is_in_every_report(capsys):
-    assert re.search(r"#double.*\n.*\n.* 0.288K *\|\n(.*\n)*\|  0 .* 0.192K *\|\n", count(capsys))
+    assert re.search(r"  doubles .*\n.*\nmodel .* 288 .*\n(.*\n)*  0 .* 192 .*\n", count(capsys))
+    fvcore = count(capsys, "--format", "fvcore")
+    assert re.search(r"#double.*\n.*\n.* 0.288K *\|\n(.*\n)*\|  0 .* 0.192K *\|\n", fvcore)
     rows = list(csv.DictReader(io.StringIO(count(capsys, "--format", "csv"))))
     assert [row["double"] for row in rows] == [str(FIRST + LAST), str(FIRST), "0", str(LAST)]
     assert [row["module"] for row in csv.DictReader(io.StringIO(count(capsys, "--format", "csv", "--sort", "double")))][

@@ -107,7 +107,7 @@ def test_colours_are_those_of_the_page_by_class():
 
 def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
     texts = read_texts(icicle.draw_icicle(make_breakdown(["a"], {Cell("a"): 3}, unknown={Cell("a", "", "sort"): 2})))
-    assert "FLOPs of Net: ≥ 3" in texts and any("2 calls of operators without a formula" in text for text in texts)
+    assert "FLOPs of Net: ≥ 3" in texts and any("2 calls of unsupported operators" in text for text in texts)
     assert read_boxes(icicle.draw_icicle(make_breakdown(["a"], {}))) == {("", 0): (0, 1)}
 
 
@@ -215,10 +215,10 @@ def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["count", "none:x", "--format", "png"], "a picture needs a file: add --output model.png"),
+        (["count", "none:x", "--format", "png"], "--format png needs a file: add --output model.png"),
         (
             ["count", "none:x", "--format", "svg", "--output", "x.svg", "--by", "operator"],
-            "a picture is drawn by module",
+            "--format svg is by module, not by operator",
         ),
         (["count", "none:x", "--format", "svg", "--output", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
         (["roofline", "none:x", "--device", "H100", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),

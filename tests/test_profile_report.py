@@ -311,8 +311,8 @@ def test_unknown_flops_are_told_and_not_taken_for_zero():
     assert (linear.flops, linear.status) == (544, "counted")
     assert (unknown.flops, unknown.status, unknown.duration_ns) == (None, "unknown", 1000)
     row = next(line for line in profile.op_table().splitlines() if "scan.default" in line)
-    assert row.split()[-3] == "UNKNOWN"
-    assert "missing from the total: fvflops_report::scan (1 call)." in profile.op_table()
+    assert row.split()[-4:] == ["unsupported", "unsupported", "1", "µs"]
+    assert "Unsupported by exact, so not counted: fvflops_report::scan (1 call)." in profile.op_table()
 
 
 def test_op_calls_stand_in_order_with_all_columns():
@@ -331,7 +331,7 @@ def test_op_calls_stand_in_order_with_all_columns():
         (200, 300, 100),
     ]
     table = profile_net(memory=True).op_table().splitlines()
-    shapes = "[2,16] [4,16] [4] → [2,4]"
+    shapes = "[2,16] [4,16] [4] [2,4] counted"
     assert table[4].split() == f"2 linear_1 linear aten::linear.default head {shapes} 264 1 µs 200 300 +100".split()
     assert table[5].split() == ["total", "3", "lines", "840", "8", "µs", "+300"]
     ranked = profile_net().op_table(sort="time", top=1).splitlines()
@@ -342,7 +342,7 @@ def test_ops_are_ignored_by_name():
     profile = profile_net()
     for name in ("aten::linear", "linear", "aten::linear.default"):
         assert [call.name for call in profile.op_calls(ignore=(name,))] == ["relu"]
-    assert "Ignored: aten::linear (2 calls)." in profile.op_table(ignore=("aten::linear",))
+    assert "Not listed: aten::linear (2 calls)." in profile.op_table(ignore=("aten::linear",))
     assert len(profile.op_calls(ignore=("aten::view",))) == 3  # there is such an op, and here it did not run
     with pytest.raises(ValueError, match="no op is called 'aten::linaer': the nearest is 'aten::linear'"):
         profile.op_calls(ignore=("aten::linaer",))

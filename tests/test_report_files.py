@@ -68,10 +68,10 @@ NET = Summary(
 )
 
 LEDGER = """\
-Counted by the table default, in which one multiply-add is 1 flop.
-Of 14 op calls, 3 are counted, 3 do no arithmetic, 6 are left out by the table and 2 are unknown to it.
-Left out by the table: aten::add.Tensor (4 calls), aten::sigmoid (2 calls).
-UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements)."""
+Convention: default (1 FLOP per multiply-add).
+14 op calls: 3 counted, 3 zero-FLOP, 6 ignored by this convention, 2 unsupported.
+Ignored by this convention: aten::add.Tensor (4 calls), aten::sigmoid (2 calls).
+Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements)."""
 
 TABLES = {
     "operator": """\
@@ -121,32 +121,32 @@ head.act,gelu,320,0
 
 MARKDOWNS = {
     "module": """\
-| module | class | parameters | flops | activations |
+| module | class | parameters | FLOPs | activations |
 | :--- | :--- | ---: | ---: | ---: |
-| **model** | Net | 0.337K | 0.92K | 50 |
-| fc1 | Linear | 0.22K | 0.4K | 40 |
-| head | Head | 0.105K | 0.52K | 10 |
-| head.fc2 | Linear | 0.105K | 0.2K | 10 |
-| head.act | GELU |  | 0.32K | 0 |
+| **model** | Net | 337 | 920 | 50 |
+| fc1 | Linear | 220 | 400 | 40 |
+| head | Head | 105 | 520 | 10 |
+| head.fc2 | Linear | 105 | 200 | 10 |
+| head.act | GELU |  | 320 | 0 |
 | aux | Linear | 12 | not called | not called |
 """,
     "operator": """\
-| operator | flops | share | activations |
+| operator | FLOPs | share | activations |
 | :--- | ---: | ---: | ---: |
-| linear | 0.6K | 65.2% | 50 |
-| gelu | 0.32K | 34.8% | 0 |
-| **total** | 0.92K | 100.0% | 50 |
+| linear | 600 | 65.2% | 50 |
+| gelu | 320 | 34.8% | 0 |
+| **total** | 920 | 100.0% | 50 |
 """,
     "both": """\
-| module | operator | flops | share | activations |
+| module | operator | FLOPs | share | activations |
 | :--- | :--- | ---: | ---: | ---: |
-| **model** | linear | 0.6K | 65.2% | 50 |
-| **model** | gelu | 0.32K | 34.8% | 0 |
-| fc1 | linear | 0.4K | 43.5% | 40 |
-| head | gelu | 0.32K | 34.8% | 0 |
-| head | linear | 0.2K | 21.7% | 10 |
-| head.fc2 | linear | 0.2K | 21.7% | 10 |
-| head.act | gelu | 0.32K | 34.8% | 0 |
+| **model** | linear | 600 | 65.2% | 50 |
+| **model** | gelu | 320 | 34.8% | 0 |
+| fc1 | linear | 400 | 43.5% | 40 |
+| head | gelu | 320 | 34.8% | 0 |
+| head | linear | 200 | 21.7% | 10 |
+| head.fc2 | linear | 200 | 21.7% | 10 |
+| head.act | gelu | 320 | 34.8% | 0 |
 """,
 }
 
@@ -157,7 +157,8 @@ def differs_from_golden(text: str, golden: str) -> bool:
 
 @pytest.mark.parametrize("by", TABLES)
 def test_the_table_by_operator(by):
-    assert not differs_from_golden(REPORTS["table"](NET, by=by), TABLES[by])
+    assert not differs_from_golden(table.render(NET, by=by), TABLES[by])
+    assert REPORTS["fvcore"](NET, by=by) == f"{TABLES[by]}\n\n{LEDGER}"
 
 
 @pytest.mark.parametrize("by", CSVS)
@@ -205,13 +206,13 @@ def test_depth_counts_levels_below_the_root():
     assert REPORTS["csv"](NET, by="both", depth=0) == "".join(CSVS["both"].splitlines(keepends=True)[:3])
     # The table is the only one that stops by itself.
     deep = make_deep(6)
-    assert len(REPORTS["table"](deep, by="both").splitlines()) == 2 + 7
+    assert len(table.render(deep, by="both").splitlines()) == 2 + 7
     assert len(REPORTS["markdown"](deep, by="both").splitlines()) == 2 + 13
 
 
 def test_a_summary_without_operators_says_so():
     summary = Summary(NET.modules, NET.columns)
-    for report in ("table", "csv", "markdown"):
+    for report in ("text", "fvcore", "csv", "markdown", "latex"):
         for by in ("operator", "both"):
             with pytest.raises(ValueError, match="no counts by operator"):
                 REPORTS[report](summary, by=by)
@@ -239,11 +240,11 @@ def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
 def test_the_ledger_takes_statuses_as_they_are_and_leaves_out_what_it_does_not_know():
     calls = {Status.COUNTED: {"aten::mm": 1}, Status.OMITTED: {}, Status.UNKNOWN: {}, Status.FREE: {"aten::t": 1}}
     assert op_coverage.render(Summary(NET.modules, {}, ledger=calls)) == (
-        "Of 2 op calls, 1 is counted, 1 does no arithmetic, 0 are left out by the table and 0 are unknown to it."
+        "2 op calls: 1 counted, 1 zero-FLOP, 0 ignored by this convention, 0 unsupported."
     )
     assert op_coverage.render(Summary(NET.modules, {})) == ""
     assert op_coverage.render(replace(NET, about={"table": "exact", "multiply_add": "2"})).startswith(
-        "Counted by the table exact, in which one multiply-add is 2 flops.\n"
+        "Convention: exact (2 FLOPs per multiply-add).\n"
     )
 
 

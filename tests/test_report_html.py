@@ -16,7 +16,7 @@ from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysi
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.counting.timing import read_times
-from fvflops.reports import PAGES
+from fvflops.reports import REPORTS
 from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
 from fvflops.zoo import build
 from tests.pages import HOSTILE, break_hostile_down, break_net_down, build_tree
@@ -29,7 +29,7 @@ def read_data(page: str) -> dict:
 
 
 def render(breakdown: Breakdown) -> str:
-    return "".join(PAGES["html"](breakdown))
+    return "".join(REPORTS["html"](breakdown))
 
 
 def sum_by_module(measure: Measure) -> Counter[str]:
@@ -134,7 +134,7 @@ def test_ops_without_a_formula_are_unknown_and_not_nothing():
     unknown = dict(data["ledger"]["unknown"])
     assert sum(unknown.values()) >= 1
     assert sum(calls for _, calls in data["measures"][0]["unknown"]) == sum(unknown.values())
-    assert "unknown, in no total" in analysis._repr_html_()
+    assert "unsupported, so not counted" in analysis._repr_html_()
 
 
 def test_time_is_that_of_ops_and_of_what_lies_between():

@@ -148,7 +148,7 @@ def test_latex_has_one_row_for_the_model():
     notes = [line for line in lines if line.startswith("% ")]
     assert notes[:2] == [
         "% Model: Sequential.",
-        "% Counted by the table default, in which one multiply-add is 1 flop.",
+        "% Convention: default (1 FLOP per multiply-add).",
     ]
     assert notes[-2:] == [
         f"% Made with fvflops {fvflops.__version__} and torch {torch.__version__}.",
@@ -174,8 +174,28 @@ def test_latex_has_a_row_for_each_module_that_counts_down_to_the_depth():
         ["0", "0.000224", "0.00000778", "0.000288"],
         ["2", "0.00289", "0.00000288", "0.000010"],
     ]
-    with pytest.raises(ValueError, match="the LaTeX report has no view by 'operator': choose 'module'"):
-        REPORTS["latex"](summarise_net(), by="operator")
+    with pytest.raises(ValueError, match="the paper report has no view by 'operator': choose 'module'"):
+        REPORTS["paper"](summarise_net(), by="operator")
+
+
+@pytest.mark.parametrize("name", ["latex", "paper"])
+def test_papers_rows_are_ranked_below_the_model(name):
+    text = REPORTS[name](summarise_net(), depth=1, sort="parameters", top=1)
+    first = [line.lstrip(" |").split(" ")[0] for line in text.splitlines() if " & " in line or line.startswith("|")]
+    assert [cell.strip("*") for cell in first if cell != ":---"] == ["Module", "Sequential", "2"]
+    assert "1 module more." in text
+
+
+def test_latex_by_operator_has_the_rows_of_the_csv():
+    summary = summarise_net()
+    for by in ("operator", "both"):
+        text = REPORTS["latex"](summary, by=by)
+        rows = [split_row(line.strip()) for line in text.splitlines() if " & " in line]
+        expected = list(csv.reader(io.StringIO(REPORTS["csv"](summary, by=by))))
+        assert len(rows) == len(expected) and {len(row) for row in rows} == {len(expected[0])}
+        names = len(expected[0]) - 2
+        assert [row[:names] for row in rows[1:]] == [[cell or "model" for cell in row[:names]] for row in expected[1:]]
+        assert text.count(r"\begin{") == text.count(r"\end{") == 2
 
 
 def split_row(line: str) -> list[str]:
@@ -198,14 +218,14 @@ def test_latex_shows_any_name_as_text(name):
         # After the end of a row LaTeX looks for a star or a length in brackets.
         assert not cell.startswith(("*", "["))
     warning = table[8].removeprefix(r"  \multicolumn{2}{l}{\footnotesize ").removesuffix(r"} \\")
-    assert read_text(warning) == f"Without the unknown cost of {printable(name)}."
+    assert read_text(warning) == f"Unsupported, so not counted: {printable(name)}."
 
 
 def test_latex_says_what_is_missing_only_where_something_is():
-    assert "unknown cost" not in REPORTS["latex"](summarise_net())
+    assert "not counted" not in REPORTS["latex"](summarise_net())
     unknown = replace(summarise_net(), ledger={"unknown": {"mylib::scan": 2}})
-    assert r"Without the unknown cost of mylib::scan." in REPORTS["latex"](unknown)
-    assert "% UNKNOWN, so missing from the numbers: mylib::scan (2 calls)." in REPORTS["latex"](unknown)
+    assert r"{\footnotesize Unsupported, so not counted: mylib::scan.}" in REPORTS["latex"](unknown)
+    assert "% Unsupported, so not counted: mylib::scan (2 calls)." in REPORTS["latex"](unknown)
 
 
 def test_a_module_that_did_not_run_has_no_number():
@@ -236,7 +256,7 @@ def test_the_paper_table_in_markdown():
         "| Model | Params (M) | FLOPs (G) | Acts (M) |\n"
         "| :--- | ---: | ---: | ---: |\n"
         "| Sequential | 0.00311 | 0.0000107 | 0.000298 |\n\n"
-        "- Model: Sequential.\n- Counted by the table default, in which one multiply-add is 1 flop.\n"
+        "- Model: Sequential.\n- Convention: default (1 FLOP per multiply-add).\n"
     )
     assert text.endswith(f"- Made with fvflops {fvflops.__version__} and torch {torch.__version__}.")
     assert [line.split(" | ")[0] for line in REPORTS["paper"](summary, depth=2).splitlines()[:5]] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from collections import Counter
 from functools import partial
@@ -22,7 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fvflops.reports import REPORTS
+from fvflops.cli import main
+from fvflops.reports import REPORTS, Report
+from fvflops.reports.formats import FORMATS
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.fvcore import table, tree
 from fvflops.reports.terminal import terminal
@@ -32,6 +36,8 @@ from fvflops.trace import Summary
 from tests.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.random_cases import random_cases
 from tests.summaries import make_deep, make_wide, read_modules, summarise
+
+SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.of == "summary"}
 
 
 def assert_same_text(ours: str, theirs: str) -> None:
@@ -286,12 +292,41 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
 def test_the_registry_offers_each_report_by_name():
     flops, _ = analyse("nested")
     summary = summarise(flops)
-    assert list(REPORTS) == ["table", "fvcore", "tree", "json", "csv", "markdown", "paper", "latex"]
-    for render in REPORTS.values():
+    assert list(REPORTS) == [
+        *("text", "markdown", "csv", "json", "html", "latex"),
+        *("fvcore", "tree", "paper", "svg", "png", "dot", "model-explorer"),
+    ]
+    assert list(REPORTS)[: len(FORMATS)] == list(FORMATS)
+    for render in SUMMARY_REPORTS.values():
         assert render(summary) == render(summary, by="module", depth=None)
         with pytest.raises(ValueError, match="no view by 'layer'"):
             render(summary, by="layer")
-    assert REPORTS["table"](summary) == table.render(summary, depth=3)
+    assert REPORTS["fvcore"](summary).startswith(f"{table.render(summary, depth=3)}\n\n")
+    for report in REPORTS.values():
+        parameters_of = inspect.signature(getattr(importlib.import_module(report.module), report.function)).parameters
+        known = set(parameters_of) | {"collapse"}
+        assert set(report.takes) <= known or "options" in known
+
+
+SHOUT = """
+def render(summary, *, by="module", depth=None):
+    return f"{summary.about['model'].upper()} by {by}: {summary.columns['flops']['']}!"
+"""
+
+
+def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monkeypatch, capsys):
+    (tmp_path / "shout_report.py").write_text(SHOUT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(REPORTS, "shout", Report("shout_report", "one loud line", views=("module", "operator")))
+    assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "operator"]) == 0
+    assert capsys.readouterr().out == "LENET5 by operator: 416520!\n"
+    assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "both"]) == 2
+    assert "--format shout is by module, operator, not by both" in capsys.readouterr().err
+    assert main(["count", "zoo:lenet5", "--format", "shout", "--top", "3"]) == 2
+    assert "--top is not for --format shout" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["count", "--help"])
+    assert "shout (one loud line)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_tree_has_one_view_and_can_be_cut():
@@ -334,7 +369,7 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 # ---- size
 
 RENDERERS = {
-    **{name: render for name, render in REPORTS.items() if name != "fvcore"},
+    **SUMMARY_REPORTS,
     "terminal": lambda summary: terminal.render(summary, sort="name", width=80) if collapse(summary) else "",
     "parameters": lambda summary: parameters.render(summary.modules, depth=10**9),
     "whole table": partial(table.render, depth=10**9),

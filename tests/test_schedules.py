@@ -373,7 +373,9 @@ def test_an_op_that_the_table_does_not_know_is_named_and_a_handle_counts_it():
             for _ in range(2):
                 torch.ops.fvflops_schedules.scan(torch.ones(3))
                 run.step()
-    assert str(run.per_step()) == "2 steps, 0 flops per step; UNKNOWN, so missing: fvflops_schedules::scan (2 calls)"
+    assert str(run.per_step()) == (
+        "2 steps, 0 flops per step; unsupported, so not counted: fvflops_schedules::scan (2 calls)"
+    )
     run.set_op_handle("fvflops_schedules::scan", lambda call: 5 * call.out.numel)
     assert str(run.per_step()) == "2 steps, 15 flops per step: forward 15"
 

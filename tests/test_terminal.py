@@ -78,13 +78,13 @@ NETS_MODULES = replace(
 def test_the_table_as_it_looks():
     # Of 70 cells 50 are names, figures and gaps. fc1's bar is 20 * 400/920 cells, 70 eighths; head's 90, fc2's 35.
     assert terminal.render(NETS_MODULES, width=70).split("\n\n")[0] == (
-        "module   parameters  flops  activations  % flops\n"
+        "module   parameters  FLOPs  activations  % FLOPs\n"
         "-------  ----------  -----  -----------  -------  --------------------\n"
-        "model        0.337K  0.92K           50   100.0%  ████████████████████\n"
-        "  fc1         0.22K   0.4K           40    43.5%  ████████▊\n"
-        "  head       0.105K  0.52K           10    56.5%  ███████████▎\n"
-        "    fc2      0.105K   0.2K           10    21.7%  ████▍\n"
-        "    act              0.32K            0    34.8%  ███████\n"
+        "model           337    920           50   100.0%  ████████████████████\n"
+        "  fc1           220    400           40    43.5%  ████████▊\n"
+        "  head          105    520           10    56.5%  ███████████▎\n"
+        "    fc2         105    200           10    21.7%  ████▍\n"
+        "    act                320            0    34.8%  ███████\n"
         "  aux            12                         0.0%"
     )
     bars = re.findall(r"#+$", terminal.render(NETS_MODULES, width=70, encoding="ascii"), re.MULTILINE)
@@ -116,17 +116,17 @@ def test_what_has_no_room_is_left_out_in_order_and_told():
         for width in (80, 50, 42, 30, 16)
         for text in [terminal.render(NETS_MODULES, width=width)]
     }
-    assert told[80] == (["module", "parameters", "flops", "activations", "%", "flops"], [])
-    assert told[50] == (["module", "parameters", "flops", "activations", "%", "flops"], ["bars"])
-    assert told[42] == (["module", "parameters", "flops", "%", "flops"], ["activations"])
-    assert told[30][0] == ["module", "flops", "%", "flops"]
-    assert told[16][0] == ["module", "flops"]
+    assert told[80] == (["module", "parameters", "FLOPs", "activations", "%", "FLOPs"], [])
+    assert told[50] == (["module", "parameters", "FLOPs", "activations", "%", "FLOPs"], ["bars"])
+    assert told[42] == (["module", "parameters", "FLOPs", "%", "FLOPs"], ["activations"])
+    assert told[30][0] == ["module", "FLOPs", "%", "FLOPs"]
+    assert told[16][0] == ["module", "FLOPs"]
 
 
 def test_colours_tell_what_is_missing_and_nothing_else_is_red():
     text = terminal.render(NET, colour=True)
     assert re.findall("\x1b\\[31m(.*?)\x1b", text) == [
-        "UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements)."
+        "Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements)."
     ]
     assert text.startswith("\x1b[1mmodule ") and "\x1b[36m█" in text and "\x1b" not in terminal.render(NET)
 
@@ -158,7 +158,7 @@ def test_rows_are_ordered_and_cut_alike_in_every_list():
         NET, by="operator", top=1
     )
     for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "1 or more, not 0")):
-        for name in ("table", "csv", "markdown"):
+        for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
                 REPORTS[name](NET, **options)
 
@@ -258,7 +258,7 @@ def read_terminal(leader: int) -> Iterator[bytes]:
         assert error.errno == errno.EIO
 
 
-def test_a_terminal_gets_the_fitted_table_and_a_pipe_or_file_the_whole(tmp_path, capsys):
+def test_a_terminal_gets_colours_and_a_pipe_or_file_the_same_table_without(tmp_path, capsys, monkeypatch):
     path = tmp_path / "net.py"
     path.write_text(
         "import torch\nfrom torch import nn\n"
@@ -274,13 +274,31 @@ def test_a_terminal_gets_the_fitted_table_and_a_pipe_or_file_the_whole(tmp_path,
     assert lines[3].startswith("  a\\x1b[") and "…" in lines[3]
     assert main(["count", f"{path}:hostile"]) == 0
     piped = capsys.readouterr().out
+    assert all(map(str.isprintable, piped.split("\n"))) and "█" in piped
+    assert max(map(take_cells, piped.split("\n"))) == 80
+    assert main(["count", f"{path}:hostile", "--format", "fvcore"]) == 0
+    piped = capsys.readouterr().out
     assert all(map(str.isprintable, piped.split("\n")))
     assert "|  a\\x1b[2J\\u202e" + "b" * 20 in piped and len(piped) < 10_000
-    assert main(["count", f"{path}:plain"]) == 0
+    assert main(["count", f"{path}:plain", "--format", "fvcore"]) == 0
     piped = capsys.readouterr().out
     assert "(3, 4)" in piped and print_on_terminal(50, "count", f"{path}:plain", "--format", "fvcore") == piped
-    assert print_on_terminal(50, "count", f"{path}:plain", "--output", str(tmp_path / "out")) == ""
-    assert (tmp_path / "out").read_text() == piped
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["count", f"{path}:plain"]) == 0
+    piped = capsys.readouterr().out
+    assert SGR.sub("", print_on_terminal(50, "count", f"{path}:plain")) == piped
+    monkeypatch.delenv("COLUMNS")
+    assert print_on_terminal(80, "count", f"{path}:plain", "--output", str(tmp_path / "out")) == ""
+    assert main(["count", f"{path}:plain"]) == 0
+    assert (tmp_path / "out").read_text() == capsys.readouterr().out
+
+
+def exit_code(*argv: str) -> int:
+    """Return the exit code of a command line, whether or not its arguments can be read."""
+    try:
+        return main(argv)
+    except SystemExit as error:
+        return int(error.code)
 
 
 @pytest.mark.parametrize(
@@ -288,13 +306,17 @@ def test_a_terminal_gets_the_fitted_table_and_a_pipe_or_file_the_whole(tmp_path,
     [
         (["--sort", "flps"], "did you mean 'flops'? There are parameters, flops, activations, name"),
         (["--sort", "parameters", "--by", "operator"], "take flops, activations, name"),
-        (["--top", "0"], "1 or more, not 0"),
-        (["--top", "-3"], "1 or more, not -3"),
-        (["--collapse", "--format", "tree"], "--collapse is for the formats table, markdown, csv, not for tree"),
+        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
+        (["--top", "-3"], "--top: the number of rows is 1 or more, not '-3'"),
+        (["--sort", "flops", "--format", "tree"], "--sort is not for --format tree"),
+        (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
+        (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
+        (["--collapse", "--format", "tree"], "--collapse is for the formats text, markdown, csv, fvcore, not for tree"),
+        (["--collapse", "--by", "op"], "leave --by op out"),
         (["--collapse", "--by", "operator"], "leave --by operator out"),
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
-    assert main(["count", "no.such:model", *options]) == 2
+    assert exit_code("count", "no.such:model", *options) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

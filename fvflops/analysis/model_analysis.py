@@ -22,7 +22,7 @@ from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, 
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
-from fvflops.reports import PAGES, PICTURES
+from fvflops.reports import REPORTS
 from fvflops.reports.names import printable_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -293,7 +293,7 @@ class ModelAnalysis:
         """
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(PAGES["html"](read_breakdown(analysed_run(self))))
+        page = "".join(REPORTS["html"](read_breakdown(analysed_run(self))))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
@@ -339,8 +339,8 @@ class ModelAnalysis:
 
         kind = picture.prepare(os.fspath(path))
         run = analysed_run(self)
-        figure = PICTURES[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
-        paths.write_bytes(os.fspath(path), picture.encode(figure, kind))
+        drawn = REPORTS[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
+        paths.write_bytes(os.fspath(path), drawn)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
@@ -411,7 +411,7 @@ class ModelAnalysis:
                 for op, calls in unknown.most_common(8)
             )
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-            _LOGGER.warning("Unsupported operators, not in the count: %s%s; see unsupported_ops()", listed, more)
+            _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
             modules = self.module_tree().places
             uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)

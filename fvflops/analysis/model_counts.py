@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,12 +17,15 @@ from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
 from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.reports import GRAPHS
+from fvflops.reports import REPORTS
 from fvflops.trace import TraceError
-from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
 from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
 from fvflops.views.call_selection import select_calls
 from fvflops.views.frame import Table
+
+if TYPE_CHECKING:
+    from fvflops.reports import document
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -107,11 +110,12 @@ class FlopCountAnalysis(_TableAnalysis):
         They stand in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
         first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports.calls import op_calls
+        from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
-        table = "" if self._table is None else self._table.name
-        return op_calls.render(calls, sort=sort, top=top, ignored=ignored, table=table)
+        convention = "" if self._table is None else self._table.name
+        notes = op_call_notes(calls, ignored=ignored, convention=convention)
+        return _write(op_call_table(calls, sort=sort, top=top), notes)
 
     def module_calls(self) -> tuple[ModuleCall, ...]:
         """Return the calls of modules in the order of the run, each with its tensors and all that ran in it.
@@ -133,9 +137,9 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` is how many calls around one there are at most, any number if None.
         """
-        from fvflops.reports.calls import module_calls
+        from fvflops.reports.calls.module_calls import module_call_table
 
-        return module_calls.render(self.module_calls(), depth=depth)
+        return _write(module_call_table(self.module_calls(), depth=depth))
 
     def line_counts(self) -> tuple[LineCount, ...]:
         """Return what the op calls come to that each line of the model's source makes, most FLOPs first.
@@ -150,9 +154,9 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the lines of source as text, with op calls, FLOPs, share, activations and bytes."""
-        from fvflops.reports.calls import source_lines
+        from fvflops.reports.calls.source_lines import line_table
 
-        return source_lines.render(self.line_counts())
+        return _write(line_table(self.line_counts()))
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
         """Return the forward pass as a graph: what runs with its FLOPs, and the tensors between.
@@ -166,9 +170,10 @@ class FlopCountAnalysis(_TableAnalysis):
         >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_graph().splitlines()[-2])
           n0 -> n1 [label="[4,2]"]
         """
-        if format not in GRAPHS:
-            raise ValueError(f"there is no graph format {format!r}: there are {', '.join(GRAPHS)}")
-        return GRAPHS[format](self._list_op_calls(), self.trace().modules, depth=depth)
+        graphs = [name for name, report in REPORTS.items() if report.of == "graph"]
+        if format not in graphs:
+            raise ValueError(f"there is no graph format {format!r}: there are {', '.join(graphs)}")
+        return str(REPORTS[format](OpGraph(self._list_op_calls(), self.trace().modules), depth=depth))
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
         """Write the run to a file that other programs draw: a timeline or a flame graph.
@@ -210,6 +215,13 @@ class ActivationCountAnalysis(_TableAnalysis):
     """
 
     _metric = "activations"
+
+
+def _write(table: document.Table, notes: Sequence[str] = ()) -> str:
+    from fvflops.reports.document import Document, Items
+    from fvflops.reports.formats import write_document
+
+    return write_document(Document("calls", parts=[table, Items("", notes)]))
 
 
 def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:

@@ -43,7 +43,7 @@ class PerStep:
     the table does not know, which are missing from the numbers. Its text is one line.
 
     >>> print(PerStep(2, "flops", Spread(36, 24, 48), {"forward": Spread(36, 24, 48)}, {"mylib::scan": 2}))
-    2 steps, 36 flops per step (24 to 48): forward 36 (24 to 48); UNKNOWN, so missing: mylib::scan (2 calls)
+    2 steps, 36 flops per step (24 to 48): forward 36 (24 to 48); unsupported, so not counted: mylib::scan (2 calls)
     """
 
     steps: int
@@ -74,7 +74,7 @@ class PerStep:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
         if self.unknown:
             named = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
-            text += f"; UNKNOWN, so missing: {', '.join(named)}"
+            text += f"; unsupported, so not counted: {', '.join(named)}"
         return text
 
 

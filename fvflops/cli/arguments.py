@@ -73,7 +73,7 @@ def add_report(
 ) -> None:
     """Add the format of the report, the order of its rows, and where it goes; `more` are formats of this command."""
     formats = {**FORMATS, **(more or {})}
-    listed = ", ".join(formats)
+    listed = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     parser.add_argument(
         "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{listed}; default: text"
     )

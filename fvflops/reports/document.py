@@ -20,8 +20,8 @@ class Column:
 
     A `words` column is aligned left, sorted by name, and shortened where a line would be too long; the others hold
     numbers. `missing` is what people read where a value is None. `tree` says that the values are modules' dotted names,
-    a parent before its children, "" being the model. An `optional` column is the first to go where a line is too long.
-    `only` is "people" for a column that CSV and JSON do not have, "data" for one that only they have.
+    a parent before its children, "" being the model. Where a line is too long, columns with the largest `optional` go
+    first. `only` is "people" for a column that CSV and JSON do not have, "data" for one that only they have.
     """
 
     key: str
@@ -30,7 +30,7 @@ class Column:
     words: bool = False
     missing: str = ""
     tree: bool = False
-    optional: bool = False
+    optional: int = 0
     only: str = ""
 
     def show(self, value: Value) -> str:
@@ -56,13 +56,14 @@ def number(
     *,
     form: Callable[[Any], str] = format_short,
     missing: str = "",
+    only: str = "",
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on.
 
     >>> number("flops", "FLOPs").show(4_089_184_256)
     '4.09G'
     """
-    return Column(key, heading or key, form, missing=missing)
+    return Column(key, heading or key, form, missing=missing, only=only)
 
 
 @dataclass(frozen=True, slots=True)

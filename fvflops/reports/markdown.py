@@ -1,4 +1,4 @@
-"""The Markdown report: a table in GitHub's Markdown, and below it what the numbers leave out."""
+"""A table in GitHub's Markdown, and the coverage of the count below it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fvflops.reports.names import escape_markdown
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleInfo, Summary
-from fvflops.units import format_percent, format_size
+from fvflops.units import format_parameters, format_percent, format_short
 from fvflops.views.ranking import truncation_note
+from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
     drop_zeros,
-    format_cells,
     group_by_name,
     list_operator_headings,
     mark_uncalled,
@@ -29,7 +29,7 @@ _ROOT = "**model**"  # bold, as a module may be named model
 def render(
     summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> str:
-    """Return the summary as Markdown, by module, by operator or by both, ending with the op_coverage.
+    """Return the summary as Markdown, by module, by operator or by both, ending with the coverage.
 
     Modules without any count are left out, as in the table. `depth` is how many modules below the root are shown, all
     if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are first, `top` of
@@ -54,7 +54,14 @@ def render(
 
 
 def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
-    cells = format_cells(drop_zeros(group_by_name(summary.columns), keep_parents=True), digits=3)
+    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
+    cells = {
+        name: {
+            heading: (format_parameters if heading == "parameters" else format_short)(count)
+            for heading, count in row.items()
+        }
+        for name, row in counts.items()
+    }
     for heading in summary.columns:
         cells = mark_uncalled(cells, heading, summary.uncalled.get(heading, frozenset()) & cells.keys(), "not called")
     return cells
@@ -84,7 +91,7 @@ def _write_operators(summary: Summary, ranked: Sequence[OperatorRow], both: bool
 
 
 def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
-    first, *others = (format_size(count) for count in counts)
+    first, *others = (format_short(count) for count in counts)
     return [first, escape_markdown(format_percent(counts[0], totals[0])), *others]
 
 
@@ -94,6 +101,6 @@ def _name(module: str) -> str:
 
 def write_table(words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; heads are escaped here, and the cells of the rows are written as they are."""
-    heads = [escape_markdown(head) for head in (*words, *numbers)]
+    heads = [escape_markdown(head) for head in (*words, *map(name_heading, numbers))]
     rules = [":---"] * len(words) + ["---:"] * len(numbers)
     return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]

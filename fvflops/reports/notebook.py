@@ -1,4 +1,4 @@
-"""The notebook report: what a breakdown comes to, and its largest modules, as a small HTML table."""
+"""A small HTML table for notebooks: the totals of a breakdown, and its largest modules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _write_note(breakdown: Breakdown, rows: int) -> str:
     parts = [f"convention {about['table']}"] if "table" in about else []
     unknown = breakdown.ledger.get("unknown", {})
     if unknown:
-        parts.append(f"{format_quantity(sum(unknown.values()), 'op call')} unknown, in no total")
+        parts.append(f"{format_quantity(sum(unknown.values()), 'op call')} unsupported, so not counted")
     modules = sum(1 for _ in breakdown.modules.modules())
     if rows < modules:
         parts.append(f"{rows} of {format_quantity(modules, 'module')}")

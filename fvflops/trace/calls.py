@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fvflops.trace.module_tree import ModuleTree
 
 
 class OpCall(NamedTuple):
@@ -87,3 +91,10 @@ class ModuleCall(NamedTuple):
     activations: int | None
     nbytes: int
     unknown: int
+
+
+class OpGraph(NamedTuple):
+    """The op calls of a run, which name the calls whose results they read, and the modules that they belong to."""
+
+    calls: Sequence[OpCall]
+    modules: ModuleTree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
@@ -10,12 +9,16 @@ from fvflops.views.frame import Cell, Table
 
 # View → what a row is.
 CALL_VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
-SCHEMA = 1
-_FORMAT = "fvflops.calls"
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
 _LINE = "line calls flops macs activations bytes unknown"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
+# View → the columns that it has, whatever was measured.
+CALL_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "op": tuple(_OP.split()),
+    "call": tuple(_MODULE.split()),
+    "line": tuple(_LINE.split()),
+}
 
 
 def list_op_rows(calls: Sequence[OpCall]) -> Table:
@@ -53,23 +56,6 @@ def list_module_rows(calls: Sequence[ModuleCall], *, depth: int | None = None) -
 def list_line_rows(lines: Sequence[LineCount]) -> Table:
     """Return a row for each line of source."""
     return Table(_LINE.split(), [list(line) for line in lines])
-
-
-def write_json(rows: Table, about: Mapping[str, str]) -> str:
-    """Return rows as JSON text: `format` "fvflops.calls", `schema` 1, `about` as in the JSON report, and `rows`.
-
-    Each row is an object of heading → cell, so that `pandas.DataFrame(record["rows"])` is the frame.
-
-    >>> write_json(Table(["op", "flops"], [["aten::mm", 24]]), {"model": "Net"})
-    '{"format":"fvflops.calls","schema":1,"about":{"model":"Net"},"rows":[{"op":"aten::mm","flops":24}]}'
-    """
-    record = {
-        "format": _FORMAT,
-        "schema": SCHEMA,
-        "about": dict(about),
-        "rows": [dict(zip(rows.headings, row, strict=True)) for row in rows.rows],
-    }
-    return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
 def _list_op(call: OpCall) -> list[Cell]:

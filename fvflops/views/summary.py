@@ -53,6 +53,16 @@ def column_metrics() -> tuple[str, ...]:
     return tuple(name for name, metric in METRICS.items() if metric.column and name != "parameters")
 
 
+def name_heading(heading: str) -> str:
+    """Return the heading of a column as people read it: a metric's title within a sentence, a phase as it is.
+
+    >>> name_heading("flops"), name_heading("parameters"), name_heading("backward")
+    ('FLOPs', 'parameters', 'backward')
+    """
+    title = METRICS[heading].title if heading in METRICS else heading
+    return title.lower() if title[1:].islower() else title
+
+
 def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
     """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
     scopes = trace.scopes()

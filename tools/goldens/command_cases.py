@@ -31,7 +31,7 @@ _CONFIGS = {
     "gpt2.json": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
 }
 _TEXT_FORMATS = (
-    "table",
+    "text",
     "fvcore",
     "tree",
     "json",
@@ -92,7 +92,7 @@ def _count_views(model: tuple[str, ...], commands: Commands) -> None:
         commands.run("count", *model, "--format", form, "--by", view)
     for form, depth in product(_TEXT_FORMATS, ("0", "1", "2")):
         commands.run("count", *model, "--format", form, "--depth", depth)
-    for form in ("table", "csv"):
+    for form in ("text", "csv"):
         commands.run("count", *model, "--format", form, "--by", "both", "--depth", "1")
         commands.run("count", *model, "--format", form, "--by", "call", "--depth", "1")
     for table in inner.conventions():
@@ -110,7 +110,7 @@ def _count_pictures(commands: Commands) -> None:
 
 
 def _count_orders(commands: Commands) -> None:
-    for form in ("table", "markdown", "csv"):
+    for form in ("text", "markdown", "csv"):
         for key in ("parameters", "flops", "activations", "name"):
             commands.run("count", *_NET, "--format", form, "--sort", key)
             commands.run("count", *_NET, "--format", form, "--sort", key, "--top", "3")
@@ -163,7 +163,7 @@ def _count_files(commands: Commands) -> None:
     for weight in _WEIGHTS:
         for option, path in (("--trace", "a.json"), ("--speedscope", "b.json"), ("--flamegraph", "c.txt")):
             commands.run("count", *_NET, option, path, "--weight", weight, "--depth", "0")
-    for form in ("table", "json", "html"):
+    for form in ("text", "json", "html"):
         commands.run("count", *_LENET, "--format", form, "--output", f"report.{form}", "--trace", "run.json")
 
 

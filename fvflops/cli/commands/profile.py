@@ -25,7 +25,7 @@ from fvflops.features.profiling.report import check_profile_sort
 from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
-from fvflops.reports.calls import op_calls as op_calls_report
+from fvflops.reports.calls.op_calls import SORTS as CALL_SORTS
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
 from fvflops.views.ranking import check_sort
@@ -123,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> Wanted:
     """Return what is wanted; raise ValueError or OSError for mistakes that can be found before the model is built."""
     if arguments.sort is not None:
         if arguments.by == "op":
-            check_sort(arguments.sort, op_calls_report.SORTS)
+            check_sort(arguments.sort, CALL_SORTS)
         else:
             check_profile_sort(arguments.sort)
     if arguments.phase is not None and arguments.phase not in PHASES:
@@ -144,8 +144,6 @@ def _check(arguments: argparse.Namespace) -> Wanted:
             raise ValueError("--deepspeed is DeepSpeed's own report: leave --by, --phase, --sort and --peaks out")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
-    if arguments.by == "op" and arguments.format != "text":
-        raise ValueError(f"--format {arguments.format}: --by op is text only; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
     return Wanted(table, peaks, _check_files(arguments))
@@ -235,9 +233,10 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wante
         return
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
-        write(profile.op_table(ignore=arguments.ignore, **options), arguments.output)
-        return
-    report = profile.report(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+        report = profile.call_report(ignore=arguments.ignore, **options)
+        arguments.sort = None  # the table is ranked, by keys other than those of its columns
+    else:
+        report = profile.report(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
     write_report(report, arguments)
 
 

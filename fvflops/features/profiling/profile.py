@@ -22,16 +22,18 @@ from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting.timing import Times, read_times
 from fvflops.features.profiling.compute import measure_rows
 from fvflops.features.profiling.model import Profile
-from fvflops.features.profiling.report import profile_report
+from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
-from fvflops.reports.document import Document
+from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
+from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
 from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
+from fvflops.views.call_selection import select_calls
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 _COMPILED = "the model is compiled, but was run eagerly: these are not the times of compiled code"
@@ -146,6 +148,21 @@ class ProfileAnalysis(FlopCountAnalysis):
         # The times of operators add up to those of the instrumented runs.
         found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
         return profile_report(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+
+    def call_report(
+        self,
+        *,
+        phase: str | None = None,
+        ignore: Collection[str] = (),
+        sort: str | None = None,
+        top: int | None = None,
+    ) -> Document:
+        """Return what `op_table` shows as a document, which every format of a report can write."""
+        calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
+        convention = "" if self._table is None else self._table.name
+        notes = op_call_notes(calls, ignored=ignored, convention=convention)
+        title = describe_subject(describe_run(analysed_run(self)))
+        return Document("profile", title, [op_call_table(calls, sort=sort, top=top), Items("", notes)])
 
     def salvage(self) -> ProfileAnalysis:
         """Return the profile of the runs completed before one raised; without one it raises TraceError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.features.profiling.model import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
@@ -38,6 +39,19 @@ SORTS: Mapping[str, str] = {
     "mismatch": "time",
     "name": "",
 }
+# Columns that a narrow terminal leaves out before it shortens the names of modules and operators.
+_OPTIONAL = (
+    "rate",
+    "mismatch",
+    "bytes",
+    "unknown_bytes",
+    "intensity",
+    "memory",
+    "peak",
+    "flops_share",
+    "read",
+    "written",
+)
 _NEEDED = {
     "time": "time was not measured: measure={'time'}",
     "memory": "memory was not measured: measure={'memory'}",
@@ -86,7 +100,7 @@ def profile_report(
     )
     parts: list[Part] = ["\n".join(_describe_run(measured, whole, phase)), table.ranked(sort=sort, top=top)]
     parts += ["\n".join([*_explain(measured, by, phase), *_list_gaps(measured)])]
-    return Document("profile", _describe_subject(measured), parts, main=table.name)
+    return Document("profile", describe_subject(measured.about), parts, main=table.name)
 
 
 def check_profile_sort(sort: str) -> None:
@@ -140,7 +154,12 @@ def _choose_figures(measured: Profile, by: str, phase: str | None) -> list[_Figu
     figures.append(_Figure(_FLOP_SHARE, lambda row: _share(row.line.flops, row.whole.flops)))
     figures.append(_Figure(number("read"), lambda row: row.line.read))
     figures.append(_Figure(number("written"), lambda row: row.line.written))
-    return figures
+    return [_make_optional(figure) for figure in figures]
+
+
+def _make_optional(figure: _Figure) -> _Figure:
+    column = figure.column
+    return figure._replace(column=replace(column, optional=int(column.key in _OPTIONAL)))
 
 
 def _phase_figure(measured: Profile, by: str, phase: str) -> _Figure:
@@ -206,8 +225,8 @@ def _note_between(lines: Mapping[str, ProfileRow], whole: ProfileRow) -> list[st
     return [f"Between ops, in Python and PyTorch's dispatch: {_time(between)} ({share} of the time)."]
 
 
-def _describe_subject(measured: Profile) -> str:
-    about = measured.about
+def describe_subject(about: Mapping[str, str]) -> str:
+    """Return the model, its inputs and the device of a profile."""
     subject = plain_name(about.get("model", "")) or "A program"
     subject += f" on {plain_name(about['inputs'])}" if about.get("inputs") else ""
     return subject + (f", on {plain_name(about['device'])}" if about.get("device") else "")

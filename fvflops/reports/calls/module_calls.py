@@ -1,44 +1,43 @@
-"""The module calls: a line for each call of a module in the order of the run, with the shapes of its tensors."""
+"""A table of module calls in the order of the run, with the shapes of their tensors and all that ran in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fvflops.reports import names
-from fvflops.reports.calls.op_calls import write_shapes
-from fvflops.reports.text.text_table import text_table
+from fvflops.reports.calls.op_calls import INPUTS, OUTPUTS, data_column
+from fvflops.reports.document import Table, modules, number, words
 from fvflops.trace.calls import ModuleCall
-from fvflops.units import format_short, format_thousands
+from fvflops.units import format_parameters, format_thousands
+from fvflops.views.call_rows import list_module_rows
 
-_HEADS = ("module", "class", "in → out", "params", "FLOPs", "acts", "bytes")
 
-
-def render(calls: Sequence[ModuleCall], *, depth: int | None = None) -> str:
-    """Return the module calls as text; `depth` is how many calls around one there are at most, any number if None.
-
-    A line has all that ran in the call; FLOPs end with "+" where ops of unknown cost ran.
+def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
+    """Return a row for each module call; `depth` is how many calls around one there are at most, any number if None.
 
     >>> call = ModuleCall(0, "", "ReLU", "forward", 0, ("float32[8]",), ("float32[8]",), 0, 1, 8, 0, 0, 64, 0)
-    >>> print(render([call]))
-    #  module  class  in → out   params  FLOPs  acts  bytes
-    -  ------  -----  ---------  ------  -----  ----  -----
-    0  model   ReLU   [8] → [8]       0      8     0     64
+    >>> from fvflops.reports.document import Document
+    >>> from fvflops.reports.formats import write_document
+    >>> print(write_document(Document("calls", parts=[module_call_table([call])])))
+    #  module  class  in   out  params  FLOPs  acts  bytes
+    -  ------  -----  ---  ---  ------  -----  ----  -----
+    0  model   ReLU   [8]  [8]       0      8     0     64
     """
     shown = [call for call in calls if depth is None or call.depth <= depth]
-    phases = len({call.phase for call in calls}) > 1
-    heads = ["#", *_HEADS[:2], *(["phase"] if phases else []), *_HEADS[2:]]
-    return text_table(heads, [_cells(call, phases) for call in shown], left=range(4 + phases))
-
-
-def _cells(call: ModuleCall, phases: bool) -> list[str]:
-    return [
-        str(call.number),
-        " " * call.depth + (names.printable_short(call.module) or "model"),
-        names.printable_short(call.class_name),
-        *([call.phase] * phases),
-        write_shapes(call.inputs, call.outputs),
-        format_short(call.parameters),
-        format_thousands(call.flops) + "+" * bool(call.unknown),
-        "" if call.activations is None else format_thousands(call.activations),
-        format_short(call.nbytes),
-    ]
+    headings, rows = list_module_rows(shown)
+    columns = {
+        "number": number("number", "#", form=str),
+        "module": modules(),
+        "class": words("class"),
+        "phase": replace(words("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"),
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
+        "parameters": number("parameters", "params", form=format_parameters),
+        "flops": number("flops", "FLOPs", form=format_thousands),
+        "activations": number("activations", "acts", form=format_thousands),
+        "bytes": number("bytes"),
+        "unknown": number(
+            "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
+        ),
+    }
+    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="line")

@@ -1,38 +1,47 @@
-"""The source lines: the lines of a model's code, those that cost most first."""
+"""A table of the lines of a model's source, with the cost of the op calls that each makes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.reports import names
-from fvflops.reports.text.text_table import text_table
+from fvflops.reports.calls.op_calls import data_column
+from fvflops.reports.document import Table, number, words
 from fvflops.trace.calls import LineCount
-from fvflops.units import format_percent, format_short, format_thousands
+from fvflops.units import format_percent, format_thousands
+from fvflops.views.call_rows import list_line_rows
 
-_UNKNOWN = "(no line of the model's)"
+_OTHER = "(no line of the model's)"
 
 
-def render(lines: Sequence[LineCount]) -> str:
-    """Return the lines of source as text, most FLOPs first, with what the op calls come to that they make.
+def line_table(lines: Sequence[LineCount]) -> Table:
+    """Return a row for each line of source, in the order that is given.
 
-    FLOPs end with "+" where ops of unknown cost ran.
-
-    >>> print(render([LineCount("net.py:12", 2, 48, 24, 12, 160, 0), LineCount("net.py:9", 1, 16, 8, 4, 80, 0)]))
+    >>> lines = [LineCount("net.py:12", 2, 48, 24, 12, 160, 0), LineCount("net.py:9", 1, 16, 8, 4, 80, 0)]
+    >>> from fvflops.reports.document import Document
+    >>> from fvflops.reports.formats import write_document
+    >>> print(write_document(Document("calls", parts=[line_table(lines)])))
     line       op calls  FLOPs  share  acts  bytes
     ---------  --------  -----  -----  ----  -----
     net.py:12         2     48  75.0%    12    160
     net.py:9          1     16  25.0%     4     80
     """
     whole = sum(line.flops for line in lines)
-    rows = [
-        [
-            names.printable_short(line.line) or _UNKNOWN,
-            format_thousands(line.calls),
-            format_thousands(line.flops) + "+" * bool(line.unknown),
-            format_percent(line.flops, whole),
-            "" if line.activations is None else format_thousands(line.activations),
-            format_short(line.nbytes),
-        ]
-        for line in lines
-    ]
-    return text_table(["line", "op calls", "FLOPs", "share", "acts", "bytes"], rows)
+    headings, rows = list_line_rows(lines)
+    columns = {
+        "line": words("line", form=lambda line: line or _OTHER),
+        "calls": number("calls", "op calls", form=format_thousands),
+        "flops": number("flops", "FLOPs", form=format_thousands),
+        "share": number("share", form=lambda flops: format_percent(flops, whole), only="people"),
+        "activations": number("activations", "acts", form=format_thousands),
+        "bytes": number("bytes"),
+        "unknown": number(
+            "unknown", "unsupported ops", form=str, only="" if any(line.unknown for line in lines) else "data"
+        ),
+    }
+    place = headings.index("flops") + 1
+    return Table(
+        "calls",
+        [columns.get(heading, data_column(heading)) for heading in (*headings[:place], "share", *headings[place:])],
+        [[*row[:place], line.flops, *row[place:]] for row, line in zip(rows, lines, strict=True)],
+        noun="line",
+    )

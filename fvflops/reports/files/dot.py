@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from fvflops.reports.calls.op_calls import write_shapes
+from fvflops.reports.calls.op_calls import list_shapes
 from fvflops.reports.names import printable
 from fvflops.trace import ModuleTree
-from fvflops.trace.calls import OpCall
+from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_short
 
@@ -51,7 +51,7 @@ class _Cluster:
     inner: dict[str, _Cluster] = field(default_factory=dict)
 
 
-def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str:
+def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as DOT text, which `dot -Tsvg` draws.
 
     A node is a module without submodules, or one `depth` levels below the root, and one more each time that it is
@@ -62,9 +62,10 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
     >>> from fvflops.trace import ModuleInfo
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, nbytes=64)
-    >>> print(render([call], ModuleTree({"": ModuleInfo("", "", "ReLU")})).splitlines()[-2])
+    >>> print(render(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))).splitlines()[-2])
       n0 [label="ReLU\\n[8]\\n8 FLOPs, 100.0%" fillcolor="0.08 0.80 1.00"]
     """
+    calls, modules = graph
     nodes = list(_make_nodes(calls, modules, depth))
     top = _Cluster()
     for node in nodes:
@@ -131,13 +132,13 @@ def _describe(node: _Node, whole: int) -> Iterator[str]:
         yield _shorten(node.class_name)
     outputs = node.calls[-1].outputs
     if outputs:
-        yield write_shapes((), outputs[:1]).removeprefix("() → ")
+        yield list_shapes(outputs[0])
     unknown = dict.fromkeys(_shorten(call.op) for call in node.calls if call.flops is None)
     if unknown:
-        yield f"UNKNOWN: {', '.join(unknown)}"
+        yield f"unsupported: {', '.join(unknown)}"
     if node.flops or not unknown:
         omitted = not node.flops and any(call.status == "omitted" for call in node.calls)
-        yield "omitted by the table" if omitted else _count(node.flops, whole)
+        yield "ignored by this convention" if omitted else _count(node.flops, whole)
 
 
 def _count(flops: int, whole: int) -> str:
@@ -154,7 +155,7 @@ def _list_edges(nodes: Sequence[_Node]) -> Iterator[str]:
                 if maker != node.number:
                     edges[maker] = made
         for maker, made in edges.items():
-            shape = write_shapes((), made.outputs[:1]).removeprefix("() → ")
+            shape = list_shapes(made.outputs[0] if made.outputs else "")
             yield f"  n{maker} -> n{node.number} [label={_quote(shape)}]"
 
 

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from fvflops.reports.files.dot import list_computing
 from fvflops.reports.names import printable
-from fvflops.trace import ModuleTree
-from fvflops.trace.calls import OpCall
+from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_short
 
 
-def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = None) -> str:
+def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as a graph in Model Explorer's JSON, in which modules open, so that `depth` is ignored.
 
     A node is an op call, with its exact counts, its line of source and the shapes of its results; views are left out.
     A module has the FLOPs of all in it, and its class.
 
-    >>> from fvflops.trace import ModuleInfo
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, nbytes=64)
-    >>> graph = json.loads(render([call], ModuleTree({"": ModuleInfo("", "", "ReLU")})))["graphs"][0]
+    >>> graph = json.loads(render(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))))["graphs"][0]
     >>> graph["nodes"][0]["label"], graph["nodes"][0]["attrs"][0]
     ('relu', {'key': 'FLOPs', 'value': '8'})
     """
-    seen = list_computing(calls)
+    modules = graph.modules
+    seen = list_computing(graph.calls)
     shown = {call.number for call in seen}
     flops: Counter[str] = Counter()
     for call in seen:
         for name in (*modules_above(call.module), call.module):
             flops[name] += call.flops or 0
     root = printable(modules.root.class_name) or "model"
-    graph = {
+    record = {
         "id": root,
         "nodes": [_node(call, shown) for call in seen],
         "groupNodeAttributes": {
@@ -44,13 +43,13 @@ def render(calls: Sequence[OpCall], modules: ModuleTree, *, depth: int | None = 
             if name in modules.places
         },
     }
-    return json.dumps({"label": root, "graphs": [graph]}, separators=(",", ":"))
+    return json.dumps({"label": root, "graphs": [record]}, separators=(",", ":"))
 
 
 def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
     attrs = {
         "module": printable(call.module),
-        "FLOPs": "UNKNOWN" if call.flops is None else str(call.flops),
+        "FLOPs": "unsupported" if call.flops is None else str(call.flops),
         "MACs": call.macs,
         "activations": call.activations,
         "bytes": call.nbytes,

@@ -39,5 +39,7 @@ def _write_table(table: Table) -> list[str]:
     rules = [":---" if column.words else "---:" for column in table.columns]
     rows = [list(map(escape_markdown, row)) for row in table.texts()]
     if table.total is not None:
-        rows[-1][:1] = [f"**{cell}**" for cell in rows[-1][:1] if cell]
+        place = next((place for place, cell in enumerate(rows[-1]) if cell), None)
+        if place is not None:
+            rows[-1][place] = f"**{rows[-1][place]}**"
     return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]

@@ -12,6 +12,7 @@ from fvflops.units import format_quantity
 
 _PROSE = 100  # the longest line of a sentence where there is no other limit
 _SHORTEST = 12  # what a column of words is cut to before columns are left out
+_LONG = 20  # what it is cut to before optional columns are left out
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -84,22 +85,29 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
     Optional columns go first, then those of numbers, then others, the last of each first. That by which rows are ranked
     stays.
     """
+    places = list(range(len(table.columns)))
+    needs = _measure(table, rows, _LONG)
+    optional = sorted(
+        (place for place in places if table.columns[place].optional and table.columns[place].key != table.sort),
+        key=lambda place: (table.columns[place].optional, place),
+    )
+    while optional and _add_up([needs[place] for place in places]) > width:
+        places.remove(optional.pop())
+    needs = _measure(table, rows, _SHORTEST)
+    while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
+        spare = [place for place in places if table.columns[place].key != table.sort]
+        numbers = [place for place in spare if not table.columns[place].words]
+        places.remove(numbers[-1] if len(numbers) > 1 else spare[-1])
+    return places
+
+
+def _measure(table: Table, rows: Sequence[Sequence[str]], longest: int) -> list[int]:
+    """Return the cells that each column needs, those of words cut to the longest."""
     needs = []
     for place, column in enumerate(table.columns):
         need = max((display_width(row[place]) for row in rows), default=0)
-        needs.append(
-            max(
-                min(need, _SHORTEST) if column.words else need,
-                display_width(column.heading),
-            )
-        )
-    places = list(range(len(table.columns)))
-    while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
-        spare = [place for place in places if table.columns[place].key != table.sort]
-        optional = [place for place in spare if table.columns[place].optional]
-        numbers = [place for place in spare if not table.columns[place].words]
-        places.remove(optional[-1] if optional else numbers[-1] if len(numbers) > 1 else spare[-1])
-    return places
+        needs.append(max(min(need, longest) if column.words else need, display_width(column.heading)))
+    return needs
 
 
 def _add_up(widths: Sequence[int]) -> int:

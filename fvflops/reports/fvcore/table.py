@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fvflops.reports.names import printable_short
+from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.reports.terminal.module_rows import Line, limit_depth, list_lines
 from fvflops.reports.text.pipe_table import pipe_table
@@ -52,6 +54,11 @@ def render(
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
         more = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return "\n\n".join([table, "\n".join(more)] if more else [table])
+
+
+def render_covered(summary: Summary, **options: Any) -> str:
+    """Return what `render` does, and below it which op calls are counted."""
+    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def _head(heading: str, show_param_shapes: bool = False) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fvflops.reports.names import printable, printable_short
+from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.views.summary_rows import (
     check_view,
@@ -38,6 +40,11 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     cells = _prepare(summary)
     lines = [_NOTICE] if any(summary.uncalled.get(heading) for heading in summary.columns) else []
     return "\n".join([*lines, *draw_tree(summary.modules, lambda place: _list_details(place, cells), depth=depth)])
+
+
+def render_covered(summary: Summary, **options: Any) -> str:
+    """Return what `render` does, and below it which op calls are counted."""
+    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def draw_tree(

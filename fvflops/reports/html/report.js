@@ -678,7 +678,7 @@
         {},
         make("h3", { title: report.path(selected) || report.title }, isolate(report.path(selected) || report.title)),
         make("p", { class: "quiet clip", title: about }, isolate(report.classOf(selected) || "no class"), about ? isolate(`(${about})`) : null),
-        unknown ? make("p", { class: "warn" }, `${plural(unknown, "op call")} inside of which the ${titleOf(key)} are not known: at least this much.`) : null,
+        unknown ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unknown, "op call")} inside are not known.`) : null,
         make("table", { class: "facts" }, make("caption", { class: "hidden" }, "The selected module in every measure"), make("tbody", {}, ...facts)),
       ),
       bars(key === "parameters" ? "By name" : "By operator", report.shares(key, view, selected, "operator"), report),
@@ -808,7 +808,7 @@
         const share = whole ? (100 * value(row)) / whole : 0;
         cell.classList.add("sharecell");
         cell.style.setProperty("--share", `${Math.min(share, 100).toFixed(2)}%`);
-        cell.append(unknown(row) && !value(row) ? "unknown" : percent(value(row), whole));
+        cell.append(unknown(row) && !value(row) ? "unsupported" : percent(value(row), whole));
       },
     };
   }
@@ -828,7 +828,7 @@
           cell.classList.toggle("zero", !value);
           cell.classList.toggle("current", key === view.measure);
           const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[i];
-          if (unknown) cell.title = `${plural(unknown, "op call")} inside not known`;
+          if (unknown) cell.title = `${plural(unknown, "unsupported op call")} inside`;
         },
       });
     }
@@ -903,7 +903,7 @@
             write: (cell, i) => {
               const unknown = sums.get(key === "rate" ? "flops" : key).unknown[i];
               const known = value(key, i);
-              cell.append(unknown && !known ? "unknown" : (unknown ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
+              cell.append(unknown && !known ? "unsupported" : (unknown ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
               cell.classList.toggle("zero", !known && !unknown);
               cell.classList.toggle("warn", Boolean(unknown));
               cell.classList.toggle("current", key === view.measure);
@@ -984,7 +984,7 @@
     });
   }
 
-  /** Return the data of a page from a summary (--format json), which tells of modules, but not of phases and operators. */
+  /** Return the data of a page from a summary (--format json), which has modules, but neither phases nor operators. */
   function readSummary({ schema, about, columns, modules: places, ledger, unknown_elements, unknown_places = {} }) {
     const strings = [];
     const known = new Map();
@@ -1062,7 +1062,7 @@
     if (!both) return;
     const [here, there] = reports;
     const only = (a, b) => a.paths.filter((path) => b.find(path) === undefined).length;
-    byId("compared").textContent = `${measureOf().title}: ${tell(here, widthKey(), 0)} here, ${tell(there, widthKey(), 0)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Those that are equal are left out.`;
+    byId("compared").textContent = `${measureOf().title}: ${tell(here, widthKey(), 0)} here, ${tell(there, widthKey(), 0)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Equal modules are not listed.`;
     if (!there.phases.length) byId("compared").textContent += " The other file is not split by phase and operator.";
     tables.differences.draw();
   }
@@ -1074,7 +1074,7 @@
     const keys = keysOf(report);
     const tiles = keys.map((key) => {
       const chosen = key === view.measure;
-      const note = key === "rate" ? "FLOPs by the time that they took" : report.measures.get(key).note;
+      const note = key === "rate" ? "FLOPs per second of measured time" : report.measures.get(key).note;
       const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[0];
       return make(
         "button",
@@ -1090,7 +1090,7 @@
         },
         make("span", { class: "tile-title" }, titleOf(key)),
         make("span", { class: "tile-value" }, tell(report, key, 0).replace(/ ?FLOP\/s$/, "")),
-        make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unknown` : note),
+        make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unsupported` : note),
       );
     });
     byId("tiles").replaceChildren(...tiles);
@@ -1148,18 +1148,18 @@
   function drawLedger() {
     const { ledger, unknown_elements: elements, unknown_places: places = {} } = reports[0].record;
     const says = {
-      counted: "a formula says what each call comes to",
-      free: "no arithmetic: views, copies, making of tensors",
-      omitted: "arithmetic that this convention leaves out",
-      unknown: "no formula: in no total, never taken for zero",
+      counted: ["counted", "by a formula of this convention"],
+      free: ["zero-FLOP", "views, copies, creation of tensors"],
+      omitted: ["ignored", "arithmetic that this convention does not count"],
+      unknown: ["unsupported", "no formula, so in no total"],
     };
-    const cards = Object.entries(says).map(([status, meaning]) => {
+    const cards = Object.entries(says).map(([status, [name, meaning]]) => {
       const ops = ledger[status] || [];
       const calls = ops.reduce((sum, [, count]) => sum + count, 0);
       return make(
         "div",
         { class: `status ${status} ${calls ? "some" : "none"}` },
-        make("h3", {}, make("i", { "aria-hidden": "true" }), status),
+        make("h3", {}, make("i", { "aria-hidden": "true" }), name),
         make("p", { class: "big" }, thousands(calls), make("span", { class: "quiet" }, calls === 1 ? " call" : " calls")),
         make("p", { class: "quiet" }, meaning),
         ops.length
@@ -1175,8 +1175,8 @@
     byId("ledger").replaceChildren(...cards);
     const unknown = (ledger.unknown || []).length;
     byId("ledger-hint").textContent = unknown
-      ? `${plural(unknown, "operator")} without a formula: the totals are lower bounds.`
-      : "Every operator that ran has an entry in the table.";
+      ? `${plural(unknown, "unsupported operator")}: the totals are lower bounds.`
+      : "All operators that ran are supported by this convention.";
     byId("ledger-hint").classList.toggle("warn", unknown > 0);
   }
 
@@ -1184,10 +1184,10 @@
     const { about } = reports[0].record;
     const first = ["model", "inputs", "table", "multiply_add", "description", "device", "execution", "fvflops", "torch", "python"];
     const keys = [...first.filter((key) => key in about), ...Object.keys(about).filter((key) => !first.includes(key))];
-    const TIMES_TOLD = { overhead_ns: "watching took, and is subtracted", overhead_ns_per_op: "of that for each op" };
-    const says = { table: "convention", multiply_add: "FLOPs of a multiply-add", ...TIMES_TOLD };
-    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in TIMES_TOLD ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
-    const parts = [about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `a multiply-add is ${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"}`].filter(Boolean);
+    const OVERHEADS = { overhead_ns: "profiling overhead, subtracted", overhead_ns_per_op: "of that per op" };
+    const says = { table: "convention", multiply_add: "FLOPs per multiply-add", ...OVERHEADS };
+    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in OVERHEADS ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
+    const parts = [about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"} per multiply-add`].filter(Boolean);
     byId("title").replaceChildren(isolate(reports[0].title.slice(0, 200), { title: reports[0].title }));
     byId("subtitle").replaceChildren(...parts.flatMap((part, index) => [...(index ? [" · "] : []), isolate(part.slice(0, 300))]));
   }

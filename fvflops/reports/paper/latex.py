@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from fvflops.counting.metrics import METRICS
+from fvflops.reports.document import Document, Items, Table, number, words
+from fvflops.reports.formats import write_document
 from fvflops.reports.names import escape_latex
 from fvflops.reports.paper.paper_rows import list_paper_rows
+from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.trace import Summary
+from fvflops.views.frame import list_rows
+from fvflops.views.summary_rows import check_view
 
 
-def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    r"""Return a tabular of parameters in millions, FLOPs in thousand millions and activations in millions.
+def render(
+    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> str:
+    r"""Return a tabular of parameters in 10^6, FLOPs in 10^9 and activations in 10^6.
 
-    There is one row for the model, and with `depth` one for each module down to so many levels below the root; cells
-    have three figures. Comments above, for the caption, name the convention, the inputs, what is left out and the
-    versions; a line below the table names the ops of unknown cost. The document needs the package booktabs, and one
-    with names in other scripts XeLaTeX or LuaLaTeX. Another view than "module" raises ValueError.
+    There is one row for the model, and with `depth` one for each module down to so many levels below the root, those
+    with most first where `sort` or `top` is given; cells have three figures. Comments above, for the caption, name the
+    convention, the inputs, what is not counted and the versions; a line below the table names the unsupported ops. By
+    "operator" and "both" the rows are those of the CSV report. The document needs the package booktabs, and one with
+    names in other scripts XeLaTeX or LuaLaTeX. Another view raises ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
@@ -30,7 +40,10 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
       \bottomrule
     \end{tabular}
     """
-    heads, rows, notes = list_paper_rows(summary, by=by, depth=depth, report="the LaTeX report")
+    check_view(by, report="the LaTeX report")
+    if by != "module":
+        return _write_operators(summary, by, depth, sort, top)
+    heads, rows, notes = list_paper_rows(summary, by=by, depth=depth, report="the LaTeX report", sort=sort, top=top)
     first, *others = [_write_row([escape_latex(name), *cells]) for name, cells in rows]
     return "\n".join(
         [
@@ -43,18 +56,30 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
             first,
             *([r"  \midrule", *others] if others else []),
             r"  \bottomrule",
-            *_warn_of_unknown(summary, 1 + len(heads)),
+            *_note_unsupported(summary, 1 + len(heads)),
             r"\end{tabular}",
         ]
     )
 
 
-def _warn_of_unknown(summary: Summary, width: int) -> list[str]:
+def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> str:
+    headings, rows = list_rows(summary, by=by, depth=depth, sort=sort, top=top)
+    names = 1 if by == "operator" else 2
+    columns = [
+        *(replace(words(heading), form=lambda name: name or "model") for heading in headings[:names]),
+        *(number(heading, METRICS[heading].short if heading in METRICS else heading) for heading in headings[names:]),
+    ]
+    notes = op_coverage_notes(summary, escape=str)
+    document = Document("summary", parts=[Table("operators", columns, rows, noun="row"), Items("", notes)])
+    return write_document(document, "latex")
+
+
+def _note_unsupported(summary: Summary, width: int) -> list[str]:
     unknown = [op for op, calls in summary.ledger.get("unknown", {}).items() if calls]
     if not unknown:
         return []
     listed = ", ".join(escape_latex(op) for op in sorted(unknown))
-    return [rf"  \multicolumn{{{width}}}{{l}}{{\footnotesize Without the unknown cost of {listed}.}} \\"]
+    return [rf"  \multicolumn{{{width}}}{{l}}{{\footnotesize Unsupported, so not counted: {listed}.}} \\"]
 
 
 def _write_row(cells: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ from fvflops.reports.names import printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Summary
 from fvflops.units import format_in
-from fvflops.views.summary_rows import check_view, depth_of, drop_zeros, group_by_name
+from fvflops.views.ranking import truncation_note
+from fvflops.views.summary_rows import check_view, drop_zeros, group_by_name, rank_modules
 
 _UNITS = {6: "M", 9: "G"}
 _UNCALLED = "not called"
@@ -27,11 +28,20 @@ class PaperRows(NamedTuple):
     notes: list[str]
 
 
-def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str) -> PaperRows:
+def list_paper_rows(
+    summary: Summary,
+    *,
+    by: str,
+    depth: int | None,
+    report: str,
+    sort: str | None = None,
+    top: int | None = None,
+) -> PaperRows:
     """Return a row for the model, and with `depth` one for each module down to so many levels below the root.
 
-    Modules without any count are left out, and counts by other headings. `report` is named where the view is another
-    than "module", which raises ValueError.
+    Modules without any count are left out, and counts by other headings. With `sort`, a heading or "name", or `top` the
+    modules with most come first, and there are `top` of them beside the model. `report` is named where the view is
+    another than "module", which raises ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
@@ -43,12 +53,14 @@ def list_paper_rows(summary: Summary, *, by: str, depth: int | None, report: str
     headings = [heading for heading in summary.columns if heading in METRICS]
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
     model = summary.about.get("model") or summary.modules.root.class_name or "model"
+    ranked = rank_modules(summary, depth=depth or 0, sort=sort, top=top)
+    shown = [place.name for place in ranked if place.name and place.name in counts]
     rows = [
-        (summary.label(place.name) or model, [_say(summary, heading, place.name) for heading in headings])
-        for place in summary.modules.modules()
-        if place.name in counts and depth_of(place.name) <= (depth or 0)
+        (summary.label(name) or model, [_say(summary, heading, name) for heading in headings])
+        for name in ("", *shown[:top])
     ]
-    return PaperRows(list(map(_head, headings)), rows, _write_notes(summary, model))
+    notes = [*_write_notes(summary, model), *truncation_note(shown, top, "module")]
+    return PaperRows(list(map(_head, headings)), rows, notes)
 
 
 def _head(heading: str) -> str:

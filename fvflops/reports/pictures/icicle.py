@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.picture import escape, fit, make_figure, plain, width_of
+from fvflops.reports.pictures.picture import encode, escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_quantity
@@ -74,6 +74,16 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
         _draw_box(axes, layout, box, paints)
     _write_legend(figure, lines, notes)
     return figure
+
+
+def render_svg(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
+    """Return what `draw_icicle` draws as the bytes of an SVG file."""
+    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "svg")
+
+
+def render_png(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
+    """Return what `draw_icicle` draws as the bytes of a PNG file."""
+    return encode(draw_icicle(breakdown, measure=measure, depth=depth), "png")
 
 
 class _Layout:
@@ -198,12 +208,12 @@ def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _La
     room = WIDTH - 2 * _MARGIN
     title = f"{measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.say('')}"
     about = breakdown.about
-    told = [f"convention {about['table']}"] if "table" in about else []
+    facts = [f"convention {about['table']}"] if "table" in about else []
     if "multiply_add" in about and layout.measure.title == "FLOPs":
-        told.append(f"a multiply-add is {format_quantity(int(about['multiply_add']), 'FLOP')}")
+        facts.append(f"{format_quantity(int(about['multiply_add']), 'FLOP')} per multiply-add")
     if about.get("inputs"):
-        told.append(f"inputs {about['inputs']}")
-    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(told), _SMALL, 0.29, "quiet")):
+        facts.append(f"inputs {about['inputs']}")
+    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(facts), _SMALL, 0.29, "quiet")):
         shown = fit(plain(text), room * (0.93 if name == "ink" else 1), size)
         figure.text(
             left,
@@ -265,4 +275,4 @@ def _tell_gaps(measure: Measure) -> list[str]:
     for cell, number in measure.unknown.items():
         calls[cell.operator] += number
     listed = ", ".join(f"{name} ×{number}" for name, number in calls.most_common(5))
-    return [f"≥: {format_quantity(calls.total(), 'call')} of operators without a formula in no total: {listed}"]
+    return [f"≥: {format_quantity(calls.total(), 'call')} of unsupported operators not counted: {listed}"]

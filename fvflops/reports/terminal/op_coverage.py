@@ -1,4 +1,4 @@
-"""The ledger: in words, which op calls the numbers hold and which they leave out."""
+"""Sentences on the coverage of a count: its convention, and which op calls it counts, ignores and lacks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fvflops.reports import names
 from fvflops.trace import Summary
 from fvflops.units import format_quantity, format_thousands
 
-_NAMED = 5  # how many of the ops that a table leaves out are named; unknown ones are all named
+_NAMED = 5  # of the ops that a convention ignores; unsupported ones are all named
 
 # Ops that a program gave torch's flop counter a formula for, and how its number is read.
 _REGISTERED = {
-    "registered_halved": "By register_flop_formula, two of whose flops are read as one multiply-add",
-    "registered": "By register_flop_formula, whose flops are flops, since the ops are elementwise",
+    "registered_halved": "Counted by register_flop_formula, 2 FLOPs as 1 multiply-add",
+    "registered": "Counted by register_flop_formula, as FLOPs of elementwise ops",
 }
 
 
 def render(summary: Summary) -> str:
-    """Return the ledger as a few lines of plain text, "" if nothing is known of table and op calls.
+    """Return the coverage as a few lines of plain text, "" if neither the table nor op calls are known.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> print(render(Summary(
@@ -27,32 +27,32 @@ def render(summary: Summary) -> str:
     ...     ledger={"counted": {"aten::mm": 3}, "omitted": {"aten::sigmoid": 1}, "unknown": {"mylib::scan": 2}},
     ...     unknown_elements={"mylib::scan": 4096}, unknown_places={"mylib::scan": {"'mixer'": 2}},
     ...     about={"table": "default", "multiply_add": "1"})))
-    Counted by the table default, in which one multiply-add is 1 flop.
-    Of 6 op calls, 3 are counted, 0 do no arithmetic, 1 is left out by the table and 2 are unknown to it.
-    Left out by the table: aten::sigmoid (1 call).
-    UNKNOWN, so missing from the numbers: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
+    Convention: default (1 FLOP per multiply-add).
+    6 op calls: 3 counted, 0 zero-FLOP, 1 ignored by this convention, 2 unsupported.
+    Ignored by this convention: aten::sigmoid (1 call).
+    Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
     """
     return "\n".join(op_coverage_notes(summary))
 
 
 class Note(NamedTuple):
-    """A sentence of the ledger, and whether it tells of a number that is doubtful ("doubt") or missing ("gap")."""
+    """A sentence on the coverage, and whether it is about an assumed number ("doubt") or a missing one ("gap")."""
 
     text: str
     tone: str = ""
 
 
 def op_coverage_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[str]:
-    """Return the ledger's sentences; `escape` is applied to each name in them."""
+    """Return the sentences on a count's coverage; `escape` is applied to each name in them."""
     return [sentence.text for sentence in list_notes(summary, escape=escape)]
 
 
 def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[Note]:
-    """Return the ledger's sentences with their tone; `escape` is applied to each name in them."""
+    """Return the sentences on a count's coverage with their tone; `escape` is applied to each name in them."""
     sentences = []
     table = summary.about.get("table")
     if table is not None:
-        sentences.append(Note(f"Counted by the table {escape(table)}{_explain_multiply_add(summary)}."))
+        sentences.append(Note(f"Convention: {escape(table)}{_explain_multiply_add(summary)}."))
     if "inputs" in summary.about:
         sentences.append(Note(f"Inputs: {escape(summary.about['inputs']) or 'none'}."))
     if not any(summary.ledger.values()):
@@ -63,20 +63,20 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
         named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in omitted[:_NAMED]]
         more = len(omitted) - _NAMED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
-        sentences.append(Note(f"Left out by the table: {', '.join(named)}{rest}."))
+        sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
     for key, what in _REGISTERED.items():
         if key in summary.about:
             sentences.append(Note(f"{what}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
-            Note(f"AN UPPER BOUND: {escape(summary.about['bounds'])} was taken to keep all it is given.", "doubt")
+            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "doubt")
         )
     if "supposed" in summary.about:
-        sentences.append(Note(f"SUPPOSED, for want of a number: {escape(summary.about['supposed'])}.", "doubt"))
+        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "doubt"))
     unknown = _rank(summary.ledger.get("unknown", {}))
     if unknown:
         named = [f"{escape(op)} ({_measure(summary, op, calls, escape)})" for op, calls in unknown]
-        sentences.append(Note(f"UNKNOWN, so missing from the numbers: {', '.join(named)}.", "gap"))
+        sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "gap"))
     return sentences
 
 
@@ -84,21 +84,17 @@ def _explain_multiply_add(summary: Summary) -> str:
     flops = summary.about.get("multiply_add")
     if flops is None:
         return ""
-    return f", in which one multiply-add is {flops} flop{'' if flops == '1' else 's'}"
+    return f" ({flops} FLOP{'' if flops == '1' else 's'} per multiply-add)"
 
 
 def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
     calls = {status: sum(ops.values()) for status, ops in ledger.items()}
     counted, free, omitted, unknown = (calls.get(name, 0) for name in ("counted", "free", "omitted", "unknown"))
     return (
-        f"Of {format_quantity(sum(calls.values()), 'op call')}, {_be(counted)} counted, "
-        f"{format_thousands(free)} {'does' if free == 1 else 'do'} no arithmetic, "
-        f"{_be(omitted)} left out by the table and {_be(unknown)} unknown to it."
+        f"{format_quantity(sum(calls.values()), 'op call')}: {format_thousands(counted)} counted, "
+        f"{format_thousands(free)} zero-FLOP, {format_thousands(omitted)} ignored by this convention, "
+        f"{format_thousands(unknown)} unsupported."
     )
-
-
-def _be(count: int) -> str:
-    return f"{format_thousands(count)} {'is' if count == 1 else 'are'}"
 
 
 def _rank(ops: Mapping[str, int]) -> list[tuple[str, int]]:

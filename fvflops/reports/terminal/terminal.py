@@ -1,4 +1,4 @@
-"""The terminal's table: as wide as the screen at most, with a bar for each share, in colour, and the ledger below."""
+"""A table for a terminal, fitted to its width, with colours and a bar for each share, and the coverage below."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fvflops.reports.terminal.op_coverage import Note
 from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
-from fvflops.units import format_percent, format_quantity, format_size
+from fvflops.units import format_parameters, format_percent, format_quantity, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
+from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
     OperatorRow,
     check_view,
@@ -92,7 +93,7 @@ def render(
     """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the ledger below.
 
     The rows are those of `fvflops.reports.fvcore.table`, without parameters' shapes; names are relative to the row
-    above them, and cut in the middle where there is no room. Shares and bars are of the flops, or of the column of
+    above them, and cut in the middle where there is no room. Shares and bars are of the FLOPs, or of the column of
     `sort`. A screen too narrow for all loses bars first, then columns from the right, and a line says so. `colour` adds
     the escape sequences of a terminal; what `encoding` lacks is written in ASCII. An unknown view or order raises
     ValueError.
@@ -138,7 +139,7 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
         _Row(
             (_name(summary, line) or "model",),
             line.level,
-            tuple(line.cells.get(heading, "") for heading in headings),
+            tuple(_format(summary, line, heading) for heading in headings),
             count_line(summary, line, chosen),
             line.chain[0] == "",
         )
@@ -147,6 +148,13 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
     total = summary.columns[chosen].get("", 0)
     notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return _Grid(("module",), tuple(headings), headings.index(chosen), total, rows, notes)
+
+
+def _format(summary: Summary, line: Line, heading: str) -> str:
+    if not line.cells.get(heading):
+        return ""
+    count = count_line(summary, line, heading)
+    return format_parameters(count) if heading == "parameters" else format_short(count)
 
 
 def _name(summary: Summary, line: Line) -> str:
@@ -159,7 +167,7 @@ def _list_operators(summary: Summary, depth: int | None, sort: str | None, top: 
     ranked = rank_operators(summary, sort=sort, top=top)
     grid = _list_operator_rows(summary, ("operator",), [((row.operator,), 0, row) for row in ranked[:top]], sort)
     totals = [sum(summary.operators[heading].values()) for heading in grid.headings]
-    total = _Row(("total",), 0, tuple(map(format_size, totals)), grid.total, True)
+    total = _Row(("total",), 0, tuple(map(format_short, totals)), grid.total, True)
     return grid._replace(rows=[*grid.rows, total], notes=truncation_note(ranked, top, "operator"))
 
 
@@ -182,7 +190,7 @@ def _list_operator_rows(
     headings = list_operator_headings(summary)
     place = headings.index(choose_measure(headings, sort))
     total = sum(summary.operators[headings[place]].values())
-    found = [_Row(names, level, tuple(map(format_size, row.counts)), row.counts[place]) for names, level, row in rows]
+    found = [_Row(names, level, tuple(map(format_short, row.counts)), row.counts[place]) for names, level, row in rows]
     return _Grid(heads, tuple(headings), place, total, found, [])
 
 
@@ -230,16 +238,19 @@ def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def _measure_figures(grid: _Grid, figures: Sequence[int], percent: bool) -> list[int]:
-    widths = [max(len(grid.headings[place]), *(len(row.figures[place]) for row in grid.rows), 0) for place in figures]
+    widths = [
+        max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0)
+        for place in figures
+    ]
     return [*widths, len(_head_of_shares(grid))] if percent else widths
 
 
 def _head_of_shares(grid: _Grid) -> str:
-    return f"% {grid.headings[grid.measure]}"
+    return f"% {name_heading(grid.headings[grid.measure])}"
 
 
 def _tell_left_out(grid: _Grid, layout: _Layout, width: int | None) -> list[str]:
-    missing = [heading for place, heading in enumerate(grid.headings) if place not in layout.figures]
+    missing = [name_heading(heading) for place, heading in enumerate(grid.headings) if place not in layout.figures]
     missing += [] if layout.percent else [_head_of_shares(grid)]
     missing += [] if layout.bar else ["bars"]
     return [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(missing)}."] if missing else []
@@ -250,7 +261,7 @@ def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
         truncate_middle(head, cells, ellipsis=marks.ellipsis)
         for head, cells in zip(grid.heads, layout.names, strict=True)
     ]
-    heads += [grid.headings[place] for place in layout.figures]
+    heads += [name_heading(grid.headings[place]) for place in layout.figures]
     heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
     bars = [_draw_bar(row.amount, grid.total, layout.bar, marks) for row in grid.rows]
     cells = []
