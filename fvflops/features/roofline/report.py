@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from fvflops.features.roofline.model import Load, Roofline
 from fvflops.reports.document import Document, Part, Table, Value, modules, number, words
@@ -24,16 +25,16 @@ _LOAD = (
     number("seconds", "least time", form=format_seconds),
     number("share", form=_percent),
     words("bound"),
-    number("flops", "FLOPs"),
-    number("bytes"),
-    number("intensity", "FLOP/byte", form=format_ratio),
+    replace(number("flops", "FLOPs"), optional=1),
+    replace(number("bytes"), optional=1),
+    replace(number("intensity", "FLOP/byte", form=format_ratio), optional=1),
 )
 _CALLS = number("calls", form=format_thousands)
 _OP = (
     words("op", form=lambda op: op.removeprefix("aten::")),
     words("module", form=lambda name: name or "model"),
     words("dtype"),
-    _CALLS,
+    replace(_CALLS, optional=2),
 )
 _PEAKS = (
     words("dtype"),
