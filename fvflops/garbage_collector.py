@@ -1,4 +1,4 @@
-"""Python's collector of cycles, paused where much is made and nothing is garbage."""
+"""Pause Python's garbage collector while many objects are created."""
 
 from __future__ import annotations
 

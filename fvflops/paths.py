@@ -1,4 +1,4 @@
-"""The paths: the only place where files are opened; `fvflops://NAME` is a file that fvflops ships."""
+"""Open files, local or by URI; `fvflops://NAME` is a file that fvflops ships. No other module opens files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units: the one place where numbers become text.
+"""Format numbers as text, and parse them; no other module does.
 
 The formats of fvcore and of DeepSpeed are kept to the letter, so that a table of fvflops can be compared with theirs.
 """
@@ -149,12 +149,13 @@ def format_thousands(count: int) -> str:
 
 
 def format_quantity(count: int, noun: str) -> str:
-    """Return a number with the noun that it counts, whose plural takes an s.
+    """Return a number with the noun that it counts, whose plural takes an s, or es after s, x, ch and sh.
 
-    >>> format_quantity(1, "call"), format_quantity(1024, "output element")
-    ('1 call', '1,024 output elements')
+    >>> format_quantity(1, "call"), format_quantity(1024, "output element"), format_quantity(2, "class")
+    ('1 call', '1,024 output elements', '2 classes')
     """
-    return f"{format_thousands(count)} {noun}{'' if count == 1 else 's'}"
+    plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{format_thousands(count)} {noun}{'' if count == 1 else plural}"
 
 
 def format_shape(shape: Sequence[int]) -> str:

@@ -5,14 +5,15 @@ and the same random numbers and cases of property tests in every run.
 import gc
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
-from tests import random_cases  # noqa: F401  its profiles
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support import random_cases  # noqa: F401  its profiles
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 # Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -21,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 define_torchvision_schemas()
 settings.load_profile("fixed")  # before the tests are imported; --hypothesis-profile is read later and wins
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # set by some CI systems, inherited by the commands that tests start
     os.environ.pop(name, None)
 

@@ -19,8 +19,9 @@ from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.instrument.patching import Patch
 from fvflops.torch_internals import ATTRIBUTES, INTERNALS, Internal, Missing, MissingInternal
+from tests.support.checkout import ROOT
 
-PACKAGE = Path(__file__).resolve().parent.parent / "fvflops"
+PACKAGE = ROOT / "fvflops"
 FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals.py"]
 # Names of torch's modules that other files may spell out. None of them is looked up in torch.
 EXCEPTIONS = {

@@ -107,7 +107,7 @@ def finish(part: Part) -> dict[str, Any]:
 
 
 def measure(
-    names: Sequence[str], folder: Path, report: Callable[[str], None], save: Callable[[Any], None] = id
+    names: Sequence[str], folder: Path, report: Callable[[str], None], save: Callable[[Any], object] = id
 ) -> dict[str, Any]:
     """Return section → what was found, the errors of its processes, and how long it took; `save` gets it so far."""
     results: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.trace import Counts
+from fvflops.trace import Counts, Trace
 from fvflops.trace.signature import packet_of
 
 
@@ -55,21 +55,20 @@ class ByteCountAnalysis(ModelAnalysis):
     def counts(self) -> Counts:
         """Return the counts of the model's run in bytes; an op that moves nothing is free."""
         if self._counts is None:
-            trace, pricer = split_by_aliasing(self.trace(), self._part)
-            self._counts = count(trace, self._after_handles(pricer), "bytes")
+            trace, cost_model = split_by_aliasing(self.trace(), self._part)
+            self._counts = count(trace, self._after_handles(cost_model), "bytes")
             self._warn(self._counts)
         return self._counts
 
-    def _pricer(self) -> CostModel:
+    def _cost_model(self) -> CostModel:
         return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
-    def _missing_stops(self) -> list[str]:
+    def _missing_stops(self, trace: Trace) -> list[str]:
         """Return the ops that a handle names and the trace has looked into; without one any trace will do."""
         stops = self._after_handles(TrafficCostModel(self._part)).stops_at
-        decomposed = () if self._trace is None else self._trace.decomposed
-        return sorted({packet_of(name) for name in decomposed if name in stops})
+        return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _after_handles(self, pricer: CostModel) -> CostModel:
+    def _after_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
-            return HandleCostModel(pricer, self._handles, self._module_handles)
-        return pricer
+            return HandleCostModel(cost_model, self._handles, self._module_handles)
+        return cost_model

@@ -48,12 +48,12 @@ give a format, one of chrome-trace, speedscope, flame-graph
 
 
 def write_export(
-    trace: Trace, pricer: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
+    trace: Trace, cost_model: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
 ) -> None:
     """Write a Trace to a file in a format that `prepare_export` returned; a weight that is not known raises TraceError.
 
-    FLOPs and multiply-adds are by the pricer.
+    FLOPs and multiply-adds are by the cost model.
     """
-    moved, bytes_pricer = split_by_aliasing(trace, keep_events=True)
-    pieces = EXPORTS[format](build_timeline(moved, pricer, bytes_pricer=bytes_pricer), weight=weight)
+    moved, traffic_model = split_by_aliasing(trace, keep_events=True)
+    pieces = EXPORTS[format](build_timeline(moved, cost_model, traffic_model=traffic_model), weight=weight)
     paths.write_text(os.fspath(path), pieces)

@@ -1,4 +1,4 @@
-"""The analysis of a model: recorded when first asked, counted by a table and by handles, rolled up by module."""
+"""ModelAnalysis: a model recorded when a result is first asked for, counted by a table and by handles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from fvflops import __version__, paths
-from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.jit_value import adapt_handle
-from fvflops.capture.model.model import unwrap_compiled
+from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.run import EXECUTIONS, Model, record_call
+from fvflops.capture.run import Model, Weigh
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
@@ -52,7 +50,7 @@ class ModelAnalysis:
     when it ran, and to that module's parents.
 
     >>> import torch
-    >>> analysis = ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3))
+    >>> analysis = ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
     >>> analysis.set_op_handle("aten::linear", lambda call: call.out.numel).total()
     8
     """
@@ -71,20 +69,12 @@ class ModelAnalysis:
         lines: bool = False,
         warn: bool = True,
     ) -> None:
-        if execution not in EXECUTIONS:
-            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
-        self._execution = execution
-        self._device = device
-        self._assume = assume
-        self._lines = lines
-        self._model = unwrap_compiled(model) if isinstance(model, nn.Module) else model
-        self._inputs = inputs
-        self._kwargs = kwargs
+        self._run = ModelRun(model, inputs, kwargs, execution, device, assume, lines)
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
         self._module_handles: dict[str, Handle | None] = {}
         self._trace: Trace | None = None
-        self._loaded = False
+        self._is_loaded = False
         self._counts: Counts | None = None
         self._modules: ModuleTree | None = None
         self._by_both: dict[str, Counter[str]] | None = None
@@ -99,11 +89,10 @@ class ModelAnalysis:
         `warn` is that of ModelAnalysis; other `options` are those of the class (`table=`). A handle for an op that the
         trace has already decomposed raises TraceError when a result is asked for.
         """
-        analysis = cls(_absent_model, None, **options)
+        absent: Any = None
+        analysis = cls(absent, **options)
         analysis._warn_unsupported = analysis._warn_uncalled = warn
-        analysis._trace = trace
-        analysis._loaded = True
-        analysis._modules = trace.modules
+        analysis._load(trace)
         return analysis
 
     def total(self, module_name: str = "") -> int:
@@ -177,8 +166,8 @@ class ModelAnalysis:
         class has raises ValueError.
 
         >>> import torch
-        >>> analysis = ModelAnalysis(nn.Sequential(nn.LSTM(4, 8)), torch.ones(5, 1, 4))
-        >>> analysis.set_module_handle(nn.LSTM, lambda call: call.attributes["hidden_size"]).by_operator()
+        >>> analysis = ModelAnalysis(torch.nn.Sequential(torch.nn.LSTM(4, 8)), torch.ones(5, 1, 4))
+        >>> analysis.set_module_handle(torch.nn.LSTM, lambda call: call.attributes["hidden_size"]).by_operator()
         Counter({'LSTM': 8})
         """
         if len(args) % 2:
@@ -210,12 +199,10 @@ class ModelAnalysis:
         twin._module_handles = dict(self._module_handles)
         if new_model is not None or new_inputs is not None:
             twin._trace = twin._counts = twin._by_both = None
-            twin._loaded = False
+            twin._is_loaded = False
+            twin._run = self._run.changed(new_model, new_inputs)
             if new_model is not None:
-                twin._model = unwrap_compiled(new_model) if isinstance(new_model, nn.Module) else new_model
                 twin._modules = None
-            if new_inputs is not None:
-                twin._inputs = new_inputs
         return twin
 
     def ancestor_mode(self: Self, mode: str) -> Self:
@@ -253,7 +240,7 @@ class ModelAnalysis:
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree."""
         if self._modules is None:
-            self._modules = read_modules(self._model)
+            self._modules = read_modules(self._run.the_model())
         return self._modules
 
     def trace(self) -> Trace:
@@ -262,10 +249,10 @@ class ModelAnalysis:
         A handle or a table that names a composite op which the trace has looked into makes it record again; an analysis
         of a loaded trace, which cannot, raises TraceError.
         """
-        missing = self._missing_stops()
+        missing = [] if self._trace is None else self._missing_stops(self._trace)
         if self._trace is not None and not missing:
             return self._trace
-        if self._loaded:
+        if self._is_loaded:
             raise TraceError(
                 f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
             )
@@ -288,7 +275,7 @@ class ModelAnalysis:
         cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
 
         >>> import torch
-        >>> ModelAnalysis(nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
+        >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
         True
         """
         if path is not None:
@@ -310,7 +297,7 @@ class ModelAnalysis:
 
         >>> import torch
         >>> from fvflops import FlopCountAnalysis
-        >>> FlopCountAnalysis(nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
+        >>> FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
         {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
         """
         return make_columns(self._list_rows(by, depth, "to_dict()")[0])
@@ -331,7 +318,7 @@ class ModelAnalysis:
         without which, as for another ending, PlotError is raised; an unknown measure raises ValueError. A path that
         cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
 
-        >>> ModelAnalysis(nn.Linear(3, 2)).to_picture("linear.pdf")
+        >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
         """
@@ -360,19 +347,14 @@ class ModelAnalysis:
         raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        return record_call(
-            self._model,
-            args,
-            kwargs,
-            stops_at=stops_at,
-            execution=self._execution,
-            device=self._device,
-            assume=self._assume,
-            weigh=self._estimate_cost,
-            quiet=self._tracer_warnings == "none",
-            lines=self._lines,
-        )
+        return self._run.record(stops_at=stops_at, weigh=self._estimate_cost, quiet=self._tracer_warnings == "none")
+
+    def _load(self, trace: Trace) -> None:
+        """Answer from a Trace, without a run of the model."""
+        self._trace = trace
+        self._is_loaded = True
+        self._modules = trace.modules
+        self._counts = self._by_both = None
 
     def _estimate_cost(self, signature: Signature) -> int:
         return estimate_by(self._cost_model(), signature)
@@ -386,12 +368,10 @@ class ModelAnalysis:
             return HandleCostModel(inner, self._handles, self._module_handles)
         return inner
 
-    def _missing_stops(self) -> list[str]:
-        """Return the composite ops that this analysis would stop at and its trace did not."""
-        if self._trace is None:
-            return []
+    def _missing_stops(self, trace: Trace) -> list[str]:
+        """Return the composite ops that this analysis would stop at and a trace did not."""
         stops = self._cost_model().stops_at
-        return sorted({packet_of(name) for name in self._trace.decomposed if name in stops})
+        return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
     def _table_of_counts(self) -> dict[str, Counter[str]]:
         if self._by_both is None:
@@ -436,10 +416,21 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     )
 
 
-def estimate_by(pricer: CostModel, signature: Signature) -> int:
+def estimate_by(cost_model: CostModel, signature: Signature) -> int:
     """Return what a call counts for, in comparison with another that might be made."""
-    return sum(amount.value for amount in pricer.op_cost(signature))
+    return sum(cost.value for cost in cost_model.op_cost(signature))
 
 
-def _absent_model(*args: Any, **kwargs: Any) -> None:
-    raise TraceError("an analysis of a trace has no model to run: give copy() a new_model and new_inputs")
+def model_run(analysis: ModelAnalysis) -> ModelRun | None:
+    """Return what an analysis runs; None for one of a Trace, or of a program, that cannot be recorded again."""
+    return None if analysis._is_loaded else analysis._run
+
+
+def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
+    """Return the Trace of another run of what an analysis runs; its own Trace stays."""
+    return analysis._record(stops_at)
+
+
+def weigh_by(analysis: ModelAnalysis) -> Weigh:
+    """Return what says, as `weigh` of `record_call`, how much a call counts for in an analysis."""
+    return analysis._estimate_cost

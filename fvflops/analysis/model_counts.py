@@ -130,7 +130,7 @@ class FlopCountAnalysis(_TableAnalysis):
         1 0 Linear float32[4, 2] 24
         2 1 ReLU float32[4, 2] 0
         """
-        return list_module_calls(self.trace(), self._cost_model(), self._activations_pricer())
+        return list_module_calls(self.trace(), self._cost_model(), self._activations_model())
 
     def module_call_table(self, *, depth: int | None = None) -> str:
         """Return the calls of modules as text, a line each: shapes, parameters, FLOPs, activations and bytes.
@@ -148,7 +148,7 @@ class FlopCountAnalysis(_TableAnalysis):
         An analysis that was not made with `lines=True` raises TraceError.
         """
         calls = self._list_op_calls()
-        if not (self._lines or self.trace().lines):
+        if not (self._run.lines or self.trace().lines):
             raise TraceError("no lines of source were recorded: make the analysis with lines=True")
         return sum_lines(calls)
 
@@ -198,9 +198,9 @@ class FlopCountAnalysis(_TableAnalysis):
         return list_call_rows(self, by, depth)
 
     def _list_op_calls(self) -> tuple[OpCall, ...]:
-        return list_op_calls(self.trace(), self._cost_model(), self._activations_pricer())
+        return list_op_calls(self.trace(), self._cost_model(), self._activations_model())
 
-    def _activations_pricer(self) -> CostModel | None:
+    def _activations_model(self) -> CostModel | None:
         return None if self._table is None else TableCostModel(self._table, "activations")
 
 

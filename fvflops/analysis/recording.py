@@ -1,4 +1,4 @@
-"""The recording of a program: a context manager around any code, with the queries of an analysis."""
+"""`record`: a context manager that counts any code, with the queries of an analysis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
-from fvflops.trace.signature import packet_of
 from fvflops.units import format_quantity
 
 OnTraceReady = Callable[["record"], Any]
@@ -81,12 +80,12 @@ class record(FlopCountAnalysis):
         on_trace_ready: OnTraceReady | None = None,
         warn: bool = True,
     ) -> None:
-        super().__init__(_recorded, None, table=table, execution="auto", warn=warn)
-        self._target = model
-        self._options = {"execution": execution, "device": device, "assume": assume, "measure": measure}
+        no_model: Any = None  # what is recorded is a program, which is not run again
+        super().__init__(no_model, table=table, warn=warn)
+        self._new_session = partial(Session, model, execution=execution, device=device, assume=assume, measure=measure)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
-        self._loaded = True
+        self._is_loaded = True
         self._session: Session | None = None
         self._step = 0
         self._stage = "new"  # in the with block "open", and then "closed"
@@ -249,9 +248,9 @@ class record(FlopCountAnalysis):
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
 
     def _make_session(self) -> Session:
-        pricer = self._cost_model()
+        cost_model = self._cost_model()
         # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
-        return Session(self._target, stops_at=pricer.stops_at, weigh=partial(estimate_by, pricer), **self._options)  # type: ignore[arg-type]
+        return self._new_session(stops_at=cost_model.stops_at, weigh=partial(estimate_by, cost_model))
 
     def _leave(self, *, complete: bool) -> None:
         with deferred():
@@ -306,8 +305,7 @@ class record(FlopCountAnalysis):
 
     def _answering(self, trace: Trace) -> Trace:
         """Return a Trace in which all that is counted as one was recorded as one; another raises TraceError."""
-        stops = self._cost_model().stops_at
-        missing = sorted({packet_of(name) for name in trace.decomposed if name in stops})
+        missing = self._missing_stops(trace)
         if missing:
             raise TraceError(
                 f"this was recorded inside {', '.join(missing)}: set handles before the with block to count that as one"
@@ -322,7 +320,3 @@ class record(FlopCountAnalysis):
         if self._session is not None:
             return f"{what}: the first goes on, until step() or the end of the with block"
         return f"{what}: of {format_quantity(self._step, 'step')} the schedule made none active"
-
-
-def _recorded() -> None:
-    """Stand for the program that was recorded, which cannot be run again."""

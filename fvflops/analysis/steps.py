@@ -86,9 +86,9 @@ class StepCount:
     unknown: Counter[str]
 
 
-def count_step(trace: Trace, pricer: CostModel, metric: str) -> StepCount:
+def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
     """Return what the Trace of a step comes to."""
-    counts = count(trace, pricer, metric)
+    counts = count(trace, cost_model, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}
     return StepCount(Counter(by_phase), counts.ledger()[Status.UNKNOWN])
 

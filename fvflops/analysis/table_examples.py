@@ -60,8 +60,7 @@ def check_example(row: Row, table: FormulaTable) -> None:
 
 def cost_example(row: Row, table: FormulaTable) -> int:
     """Return multiply_add * macs + flops of the example of a table's row."""
-    price = cost_of_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add)
-    return table.multiply_add * price.macs + price.flops
+    return cost_of_call(row, replace(_call_of_row(row), constants=table.constants), table.multiply_add).value
 
 
 def _call_of_row(row: Row) -> Call:

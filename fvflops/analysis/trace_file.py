@@ -17,7 +17,7 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:
 
     >>> load_trace("fvflops://default.yaml")
     Traceback (most recent call last):
-    fvflops.trace.trace.TraceError: fvflops://default.yaml: this is no whole trace: it is not JSON (Expecting value: \
+    fvflops.trace.records.TraceError: fvflops://default.yaml: this is no whole trace: it is not JSON (Expecting value: \
 line 1 column 1 (char 0)); save it again
     """
     name = os.fspath(path)

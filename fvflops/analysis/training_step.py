@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
@@ -76,12 +75,12 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         self._micro_batches = micro_batches
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        model = self._model
+        model = self._run.the_model()
         if not isinstance(model, nn.Module):
             raise TypeError(f"a training step is made with a torch.nn.Module, not {type(model).__name__}")
         if not model.training:
             _LOGGER.warning("the model is in eval mode, in which the step is counted: model.train() if it is not meant")
-        args, kwargs = bind_inputs(model, self._inputs, self._kwargs)
+        args, kwargs = self._run.arguments()
         return record_step(
             model,
             args,
@@ -92,8 +91,8 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             checkpointed=self._checkpoint,
             checkpoint_options=self._checkpoint_options,
             micro_batches=self._micro_batches,
-            device=self._device,
-            assume=self._assume,
+            device=self._run.device,
+            assume=self._run.assume,
             weigh=self._estimate_cost,
         )
 

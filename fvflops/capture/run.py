@@ -1,4 +1,4 @@
-"""The recording of a model: one forward run, in the composite vocabulary where it can be, the model left as it was."""
+"""Record one call of a model, in the composite vocabulary where that is possible, and leave the model as it was."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,21 +119,20 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
+        request = _Request(model, args, kwargs, stops_at, loss, weigh, measure, lines)
         once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
             with gc_paused(), plain_sizes():
-                shapes, failure = _by_shapes(
-                    model, args, kwargs, stops_at, execution, device, assume, loss, weigh, lines
-                )
+                shapes, failure = _by_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
-                if "supposed" in shapes.about:
-                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.about["supposed"]))
+                if shapes.info.assumed:
+                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.info.assumed))
                 return shapes
         try:
-            trace = _for_real(model, args, kwargs, stops_at, loss, stack, once, measure, lines)
+            trace = _for_real(request, stack, once=once)
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
@@ -162,9 +162,6 @@ def _take_turns_anew() -> None:
     _TURN = threading.RLock()
 
 
-_WAIT = 0.1  # seconds until it is looked whether a signal has come
-
-
 at_fork(_take_turns_anew)
 
 
@@ -179,43 +176,60 @@ def suspend_outer_recordings() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """What `record_call` is asked to record: a call of a model, and what of it."""
+
+    model: Model
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    stops_at: StopsAt
+    loss: Loss | None
+    weigh: Weigh | None
+    measure: Collection[str]
+    lines: bool
+
+
+class _Attempts:
+    """The runs of one request, of which the next begins when the one before is let go of; `last` is None for none."""
+
+    def __init__(self, request: _Request, reading: ModelIndex) -> None:
+        self._request = request
+        self._reading = reading
+        self.last: _Run | None = None
+
+    def begin(self, vocabulary: str, *, detect: bool) -> _Run:
+        """Return the next run."""
+        last, self.last = self.last, None
+        if last is not None:
+            last.forget_errors()
+            last.release()
+        self.last = _Run(self._request, self._reading, vocabulary, detect=detect)
+        return self.last
+
+
 def _by_shapes(
-    model: Model,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    stops_at: StopsAt,
-    execution: str,
-    device: str | torch.device | None,
-    assume: Mapping[str, Any] | None,
-    loss: Loss | None,
-    weigh: Weigh | None,
-    lines: bool,
+    request: _Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
 ) -> tuple[Trace | None, str]:
     """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
-    reading = ModelIndex(model)
+    reading = ModelIndex(request.model)
     if reading.is_fake:
         return None, ""  # FakeTensors have shapes alone as it is
-    homes = list(dict.fromkeys([*(tensor.device for tensor in tensors_of((args, kwargs))), *reading.devices]))
+    inputs = tensors_of((request.args, request.kwargs))
+    homes = list(dict.fromkeys([*(tensor.device for tensor in inputs), *reading.devices]))
     impersonated = choose_device(device, homes)
     on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_cache()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
-    attempts: list[_Run] = []
-
-    def attempt(vocabulary: str, *, detect: bool) -> _Run:
-        if attempts:
-            attempts[-1].forget_errors()
-            attempts[-1].release()
-        run = _Run(model, reading, args, kwargs, stops_at, vocabulary, loss, weigh, lines=lines, detect=detect)
-        attempts.append(run)
-        return run
-
+    attempts = _Attempts(request, reading)
     trace, line = None, ""
     try:
-        trace = _in_vocabulary(attempt, lambda run: run.by_shapes(impersonated, homes, rules), loss)
+        trace = _in_vocabulary(attempts.begin, lambda run: run.by_shapes(impersonated, homes, rules), request.loss)
     except Exception as error:
-        run = attempts[-1]
+        run = attempts.last
+        if run is None:  # it could not be made
+            raise
         failure, line = run.failure, run.why_not(error)
         run.forget_errors()
         if is_interrupt(error):
@@ -224,15 +238,19 @@ def _by_shapes(
             run.release()
             if not is_data_dependent(error if failure is None else failure[2]):
                 raise
-            what = "pass real weights" if on_meta else 'use execution="auto"'
-            if failure is not None and rules.can_assume(failure[0]):
-                what += f", or give the op a size: assume={{{failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {what}") from error
+            remedy = _remedy(on_meta, failure[0] if failure is not None and rules.can_assume(failure[0]) else "")
+            raise ExecutionError(f"{line}: {remedy}") from error
         failure = None  # its error's frames are this one too
-    kept = attempts[-1].release()  # without the error, whose frames hold tensors too
+    kept = "" if attempts.last is None else attempts.last.release()  # without the error, whose frames hold tensors too
     if kept and not may_fall_back:
         _LOGGER.warning("%s", printable(kept))
     return trace, line or (kept if may_fall_back else "")
+
+
+def _remedy(on_meta: bool, op: str) -> str:
+    """Return what helps where a run by shapes lacks a number; `op` is one whose result's size can be given, or ""."""
+    what = "pass real weights" if on_meta else 'use execution="auto"'
+    return f"{what}, or give the op a size: assume={{{op!r}: ...}}" if op else what
 
 
 def _in_vocabulary(
@@ -282,35 +300,28 @@ def is_data_dependent(error: Exception) -> bool:
     return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in said)
 
 
-def _for_real(
-    model: Model,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    stops_at: StopsAt,
-    loss: Loss | None,
-    stack: ExitStack,
-    once: bool,
-    measure: Collection[str],
-    lines: bool,
-) -> Trace:
-    reading = ModelIndex(model)
-    if isinstance(model, nn.Module) and _on_meta(reading):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+def _for_real(request: _Request, stack: ExitStack, *, once: bool) -> Trace:
+    """Return the Trace of a run with numbers; `once` says that an argument can be read once only."""
+    reading = ModelIndex(request.model)
+    request = replace(request, weigh=None)
+    if isinstance(request.model, nn.Module) and _on_meta(reading):
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to("meta"), (request.args, request.kwargs)
+        )
+        request = replace(request, args=args, kwargs=kwargs)
 
     def attempt(vocabulary: str, *, detect: bool) -> _Run:
-        return _Run(
-            model, reading, args, kwargs, stops_at, vocabulary, loss, measure=measure, lines=lines, detect=detect
-        )
+        return _Run(request, reading, vocabulary, detect=detect)
 
     try:
-        return _in_vocabulary(attempt, _Run.for_real, loss, once=once)
+        return _in_vocabulary(attempt, _Run.for_real, request.loss, once=once)
     except Exception as error:
         # Code that was compiled under another dispatch mode.
         if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
-            _name_input(error, model, args, kwargs)
+            _name_input(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
-    return _in_vocabulary(attempt, _Run.for_real, loss)
+    return _in_vocabulary(attempt, _Run.for_real, request.loss)
 
 
 def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
@@ -326,28 +337,21 @@ def choose_device(device: str | torch.device | None, homes: Sequence[torch.devic
 class _Run:
     """One run of a model, in one vocabulary; the next attempt is another run."""
 
-    def __init__(
-        self,
-        model: Model,
-        reading: ModelIndex,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stops_at: StopsAt,
-        vocabulary: str,
-        loss: Loss | None,
-        weigh: Weigh | None = None,
-        measure: Collection[str] = (),
-        lines: bool = False,
-        detect: bool = False,
-    ) -> None:
-        self._model = model
-        self._args = args
-        self._kwargs = kwargs
+    def __init__(self, request: _Request, reading: ModelIndex, vocabulary: str, *, detect: bool) -> None:
+        self._model = request.model
+        self._args = request.args
+        self._kwargs = request.kwargs
         self._vocabulary = vocabulary
-        self._loss = loss
-        meter = Probe(measure, next(iter(reading.devices), None)) if measure else None
-        self._recorder = Recorder(stops_at, backward=vocabulary == "core", weigh=weigh, meter=meter, lines=lines)
-        self._recorder.module_of_tensor = reading.source_devices() if loss is not None else {}
+        self._loss = request.loss
+        probe = Probe(request.measure, next(iter(reading.devices), None)) if request.measure else None
+        self._recorder = Recorder(
+            request.stops_at,
+            backward=vocabulary == "core",
+            weigh=request.weigh,
+            meter=probe,
+            lines=request.lines,
+        )
+        self._recorder.module_of_tensor = reading.source_devices() if request.loss is not None else {}
         self._reading = reading
         self._modules = reading.tree
         self._mode: weakref.ref[ShapeMode] | None = None

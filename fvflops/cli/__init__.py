@@ -1,4 +1,4 @@
-"""The command line: arguments in, a recorded and counted model out."""
+"""The command line: parse arguments, run a command, report errors in one line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fvflops.text import printable
 # Command → what it is for. The module of that name in `commands` has add_arguments() and run(); it is imported when the
 # command is given, so that the list of commands needs no torch.
 COMMANDS = {
-    "count": "count a model's flops, activations and parameters",
-    "compare": "count a model in several conventions, and say why they differ",
-    "diff": "say what changed in a model's cost, by module and operator, between two models, traces or git revisions",
-    "check": "fail where a model costs more than its budget allows",
-    "plan": "say what one rank of a mesh of any size computes and sends in a training step",
+    "count": "count a model's FLOPs, activations and parameters",
+    "compare": "count a model by several conventions, and explain the differences",
+    "diff": "compare the cost of two models, traces or git revisions, by module and operator",
+    "check": "fail where a model exceeds its budget",
+    "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
-    "roofline": "tell what bounds a model on a device, and the least time that it takes there",
-    "profile": "run a model under the clock, and show what it takes beside what is counted",
-    "scale": "tell a model's cost as a polynomial in its sizes, or what it costs to generate text",
+    "roofline": "show whether compute or memory bounds a model on a device, and its least time",
+    "profile": "time a model, and show the times beside the counts",
+    "scale": "give a model's cost as a polynomial in its sizes, or the cost of generating text",
 }
 
 

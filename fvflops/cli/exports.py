@@ -1,4 +1,4 @@
-"""The exports that a command line asks for beside its report: files that Perfetto, speedscope and flame graphs read."""
+"""Options for files beside the report: chrome traces, speedscope and flame graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of the command line: `1,3,224,224` or `ids=1,128:int64`, made into tensors."""
+"""Parse `--input`, such as `1,3,224,224` or `ids=1,128:int64`, and create tensors."""
 
 from __future__ import annotations
 

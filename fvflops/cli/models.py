@@ -1,4 +1,4 @@
-"""The models of the command line: `zoo:resnet50`, `timm:NAME`, `file.py:factory`, built with random weights."""
+"""Load the model that MODEL names, such as `zoo:resnet50`, `timm:NAME` or `file.py:factory`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_CONFIG = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model to count, and its inputs as an analysis takes them; `assumed` says that nobody but us chose them."""
+    """A model to count, and its inputs as an analysis takes them; `assumed` says that they are defaults."""
 
     model: nn.Module
     inputs: Any
@@ -56,7 +56,7 @@ def load_model(
     source, separator, rest = name.rpartition(":")
     if not separator or not rest or not source:
         raise ValueError(
-            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
+            f"{name!r} is no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
             "transformers:CLASS, package.module:factory or file.py:factory"
         )
     if config is not None and source != "transformers":
@@ -65,7 +65,7 @@ def load_model(
     where = torch.device(device) if device is not None else nullcontext()
     with where:
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
-    home = _home_of(built.model)
+    home = _device_of(built.model)
     if not specs and built.inputs is not None:
         return LoadedModel(built.model, built.inputs, {}, assumed=False)
     if not specs and not built.specs:
@@ -232,7 +232,7 @@ def _unknown(source: str, name: str, names: Sequence[str]) -> str:
     return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
 
 
-def _home_of(model: nn.Module) -> torch.device:
+def _device_of(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
@@ -246,14 +246,14 @@ _SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return what an analysis of a subject gives; an error says too which inputs nobody but us chose."""
+    """Return what an analysis gives; an error message adds the inputs where they are defaults."""
     try:
         return analyse()
     except Exception as error:
         if subject.assumed and error.args:
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
             error.args = (
-                f"{error.args[0]} (the inputs were assumed: {shapes}; give others by --input)",
+                f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",
                 *error.args[1:],
             )
         raise

@@ -1,4 +1,4 @@
-"""The outputs of a command: the files that its options name, looked at before the work."""
+"""Write reports, and check before the work that output files can be written."""
 
 from __future__ import annotations
 

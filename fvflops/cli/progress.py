@@ -1,4 +1,4 @@
-"""The progress bar: how many runs of a long recording are done, on a terminal's standard error."""
+"""A progress bar on standard error for long profiles."""
 
 from __future__ import annotations
 

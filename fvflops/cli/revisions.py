@@ -1,4 +1,4 @@
-"""Git revisions: a factory as a commit has it, recorded in a process of its own, from files of its own.
+"""Record a model factory from the files of a git revision, in a subprocess.
 
 The commit's objects are written to a temporary directory: the working tree, the index and the refs are neither read nor
 touched, and of the repository nothing runs but the factory's file and what it imports.

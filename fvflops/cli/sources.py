@@ -1,4 +1,4 @@
-"""The subjects of the command line: a model, a saved trace, an exported program or a git revision, as an analysis."""
+"""Open what MODEL names for analysis: a model, a saved trace, an exported program or a git revision."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def open_analysis(
 
     A name that ends in .json is a saved trace, one in .pt2 a program of `torch.export`, `REV:file.py:factory` a factory
     as a git revision has it, and anything else what `load_model` takes. `inputs` and `config` are those of the
-    arguments where they are not given. With `apart` a model is recorded in a process of its own, so that modules of one
-    name in two folders are not taken for one. A mistake raises ValueError that names it.
+    arguments where they are not given. With `apart` a model is recorded in a subprocess, so that modules of one name in
+    two folders are told apart. A mistake raises ValueError that names it.
     """
     inputs = arguments.input if inputs is None else inputs
     config = arguments.config if config is None else config

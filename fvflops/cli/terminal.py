@@ -1,4 +1,4 @@
-"""The screen: whether a terminal shows what is printed, how wide it is, and whether it is to be in colour."""
+"""Detect the terminal: its width, colour and encoding."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
 """Counting: a Trace and a table in, Counts out."""
 
 from fvflops.counting.cost_models import NullCostModel, TableCostModel
-from fvflops.counting.count import Amount, CostModel, RegionAmounts, count
+from fvflops.counting.count import CostModel, RegionCost, count
 from fvflops.counting.handles import Handle, HandleCostModel
 from fvflops.counting.timeline import build_timeline
 
 __all__ = [
-    "Amount",
     "CostModel",
     "Handle",
     "HandleCostModel",
     "NullCostModel",
-    "RegionAmounts",
+    "RegionCost",
     "TableCostModel",
     "build_timeline",
     "count",

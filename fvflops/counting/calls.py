@@ -1,4 +1,4 @@
-"""The listing of calls: a Trace in, each call of an op or of a module with what it comes to out."""
+"""List the calls of ops and of modules in a Trace, each with what it comes to."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from fvflops.trace.timeline import Callee, Span
 _NAMED = ("parameter", "buffer")
 
 
-def list_op_calls(trace: Trace, pricer: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
+def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
     """Return the op calls of a Trace in the order in which they began; one that keeps no order raises TraceError.
 
-    FLOPs and multiply-adds are by `pricer`, activations by the other. A call of a module or a function that the pricer
-    counts as one has a line before those of the ops in it.
+    FLOPs and multiply-adds are by `cost_model`, activations by the other. A call of a module or a function that the
+    cost model counts as one has a line before those of the ops in it.
 
     >>> import torch
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
     >>> from fvflops.counting import TableCostModel
-    >>> pricer = TableCostModel(load_table("default"), "flops")
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
-    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=pricer.stops_at), pricer)
+    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=cost_model.stops_at), cost_model)
     >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
     [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
     """
-    memory_is_measured = "memory" in trace.about.get("measured", "")
+    memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
     flow = _Flow(trace)
     seen: Counter[str] = Counter()
     calls: list[OpCall] = []
-    for told in _annotate(trace, pricer, activations):
+    for told in _annotate(trace, cost_model, activations):
         span, item, event = told.span, told.item, told.event
         if event is None and (not item.status or told.covered):
             continue
@@ -77,18 +77,20 @@ def list_op_calls(trace: Trace, pricer: CostModel, activations: CostModel | None
     return tuple(calls)
 
 
-def list_module_calls(trace: Trace, pricer: CostModel, activations: CostModel | None = None) -> tuple[ModuleCall, ...]:
+def list_module_calls(
+    trace: Trace, cost_model: CostModel, activations: CostModel | None = None
+) -> tuple[ModuleCall, ...]:
     """Return the calls of modules in the order in which they began; a Trace that keeps no order raises TraceError.
 
     A call has all that ran in it; neither a backward pass nor an optimizer calls a module. FLOPs and multiply-adds are
-    by `pricer`, activations by the other.
+    by `cost_model`, activations by the other.
     """
     elements = trace.modules.count_parameters()
     calls: list[ModuleCall] = []
     # Of each thread of each rank the numbers of the calls that are open, with their depths.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
-    for told in _annotate(trace, pricer, activations):
+    for told in _annotate(trace, cost_model, activations):
         span, item = told.span, told.item
         around = opened.setdefault(span.track, [])
         while around and around[-1][1] >= span.depth:
@@ -154,9 +156,9 @@ class _Annotated(NamedTuple):
     activations_inside: int | None
 
 
-def _annotate(trace: Trace, pricer: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
-    moved, bytes_pricer = split_by_aliasing(trace, keep_events=True)
-    timeline = build_timeline(moved, pricer, bytes_pricer=bytes_pricer)
+def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
+    moved, traffic_model = split_by_aliasing(trace, keep_events=True)
+    timeline = build_timeline(moved, cost_model, traffic_model=traffic_model)
     other = None if activations is None else build_timeline(moved, activations)
     ops = iter([event for event in trace.events or () if event.kind == "op"])
     for place, span in enumerate(timeline.ordered()):

@@ -1,4 +1,4 @@
-"""The counting: each distinct signature is priced once, and multiplied by how often it ran."""
+"""Count a trace: the cost of each distinct signature is worked out once, and multiplied by how often it ran."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from fvflops.counting.compute_dtype import find_dtype
+from fvflops.formulas import OpCost
 from fvflops.trace import (
     Counts,
     Entry,
@@ -13,7 +14,6 @@ from fvflops.trace import (
     Region,
     RegionSignature,
     Signature,
-    Status,
     StopsAt,
     TensorSpec,
     Trace,
@@ -22,29 +22,19 @@ from fvflops.trace import (
 )
 
 
-class Amount(NamedTuple):
-    """What one call comes to under one label, in the metric's unit; `macs` and `flops` are a flop count's parts."""
+class RegionCost(NamedTuple):
+    """What one call of a region costs; where it is `exclusive`, what ran inside is not counted beside it."""
 
-    label: str
-    status: Status
-    value: int = 0
-    macs: int = 0
-    flops: int = 0
-
-
-class RegionAmounts(NamedTuple):
-    """What one call of a region comes to; `covers` says that what ran inside it is not counted beside it."""
-
-    amounts: tuple[Amount, ...]
+    costs: tuple[OpCost, ...]
     exclusive: bool = True
 
 
-# What one call comes to, the op's name, the elements that it puts out, and its dtype.
-_Priced = tuple[tuple[Amount, ...], str, int, str]
+# What one call costs, the op's name, the elements that it puts out, and its dtype.
+_CallCost = tuple[tuple[OpCost, ...], str, int, str]
 
 
 class CostModel(Protocol):
-    """Whatever can say what a call comes to: a table, or a table with handles before it."""
+    """Whatever can say what a call costs: a table, or a table with handles before it."""
 
     @property
     def stops_at(self) -> StopsAt:
@@ -54,68 +44,66 @@ class CostModel(Protocol):
     def counts_modules(self) -> bool:
         """Whether it has something to say about any module."""
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
-        """Return what one call of an op comes to; an op of several labels gives several amounts."""
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
+        """Return what one call of an op costs, for each label where a handle gives several."""
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
-        """Return what one call of a region comes to, or None where nothing is said of it: look inside."""
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        """Return what one call of a region costs, or None where nothing is said of it: look inside."""
 
 
-def count(trace: Trace, pricer: CostModel, metric: str) -> Counts:
+def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
     """Return the counts of one metric over a trace.
 
-    A region that the pricer prices covers all that ran inside it, unless it says otherwise; the outermost such region
-    wins. What the backward pass of such a region does is counted op by op.
+    A region that has a cost covers all that ran inside it, unless this says otherwise; the outermost such region wins.
+    What the backward pass of such a region does is counted op by op.
     """
-    priced = region_costs(trace, pricer)
-    covered = find_covered(trace, priced)
+    costs = region_costs(trace, cost_model)
+    covered = find_covered(trace, costs)
     scopes = trace.scopes()
     groups = _groups(trace)
-    prices: dict[int, _Priced] = {}
+    by_signature: dict[int, _CallCost] = {}
     entries: list[Entry] = []
     for (index, stack, phase), calls in trace.calls.items():
         if (stack, phase) in covered:
             continue
-        price = prices.get(index)
-        if price is None:
+        cost = by_signature.get(index)
+        if cost is None:
             op = trace.signatures[index]
-            price = prices[index] = (
-                pricer.op_cost(op),
+            cost = by_signature[index] = (
+                cost_model.op_cost(op),
                 op.packet,
                 _elements(op.outputs),
                 find_dtype(op.op, op.names, op.inputs, op.outputs),
             )
-        _add(entries, price, scopes[stack], phase, calls, groups.get(stack, ""))
+        _add(entries, cost, scopes[stack], phase, calls, groups.get(stack, ""))
     for (index, stack, phase), calls in trace.region_calls.items():
-        if index not in priced or (stack, phase) in covered:
+        if index not in costs or (stack, phase) in covered:
             continue
         signature = trace.region_signatures[index]
         region = trace.regions[signature.region]
         scope = scopes[stack] + ((region.name,) if region.kind == "module" else ())
         inputs, outputs = signature.inputs, signature.outputs
         dtype = find_dtype("", (), inputs, outputs)
-        price = priced[index].amounts, name_region(trace, region), _elements(outputs), dtype
-        _add(entries, price, scope, phase, calls, groups.get(stack, ""))
+        cost = costs[index].costs, name_region(trace, region), _elements(outputs), dtype
+        _add(entries, cost, scope, phase, calls, groups.get(stack, ""))
     return Counts(metric, trace.modules, tuple(entries))
 
 
-def region_costs(trace: Trace, pricer: CostModel) -> dict[int, RegionAmounts]:
-    """Return what one call of each region comes to, by its signature's index; one that is not priced is left out."""
-    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, pricer) else ()
+def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
+    """Return what one call of each region costs, by its signature's index; one that has no cost is left out."""
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, cost_model) else ()
     return {
-        index: amounts
+        index: cost
         for index in called
-        if (amounts := _region_cost(trace, pricer, trace.region_signatures[index])) is not None
+        if (cost := _region_cost(trace, cost_model, trace.region_signatures[index])) is not None
     }
 
 
-def find_covered(trace: Trace, priced: Mapping[int, RegionAmounts]) -> set[tuple[int, str]]:
-    """Return the stacks inside priced regions that cover what runs in them, with the phases in which these were run."""
+def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int, str]]:
+    """Return the stacks inside regions that cover what runs in them, with the phases in which these were run."""
     covering: dict[str, set[int]] = {}
     for index, _, phase in trace.region_calls:
-        if index in priced and priced[index].exclusive:
+        if index in costs and costs[index].exclusive:
             covering.setdefault(phase, set()).add(trace.region_signatures[index].region)
     return {
         (number, phase)
@@ -133,14 +121,14 @@ def _groups(trace: Trace) -> dict[int, str]:
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
 
 
-def _needs_regions(trace: Trace, pricer: CostModel) -> bool:
-    return pricer.counts_modules or any(region.kind == "function" for region in trace.regions)
+def _needs_regions(trace: Trace, cost_model: CostModel) -> bool:
+    return cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
 
 
-def _region_cost(trace: Trace, pricer: CostModel, signature: RegionSignature) -> RegionAmounts | None:
+def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature) -> RegionCost | None:
     region = trace.regions[signature.region]
     module = trace.modules.places[region.name] if region.kind == "module" else None
-    return pricer.region_cost(region, module, signature)
+    return cost_model.region_cost(region, module, signature)
 
 
 def name_region(trace: Trace, region: Region) -> str:
@@ -157,11 +145,11 @@ def _elements(outputs: tuple[Value, ...]) -> int:
     return sum(spec.numel for spec in tensors_in(outputs))
 
 
-def _add(entries: list[Entry], price: _Priced, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
-    """Append the entries of a signature's calls; of several amounts the first stands for the calls themselves."""
-    amounts, op, elements, dtype = price
+def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
+    """Append the entries of a signature's calls; of several costs the first stands for the calls themselves."""
+    costs, op, elements, dtype = cost
     seen = calls
-    for label, status, value, macs, flops in amounts:
+    for label, status, value, macs, flops, _ in costs:
         row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
         entries.append(tuple.__new__(Entry, (*row, dtype, group)))
         seen = 0

@@ -1,4 +1,4 @@
-"""The pricing of calls by handles, Python functions that a program set for ops and modules, before a table is asked."""
+"""Cost model of handles: Python functions that a program set for ops and modules, asked before a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from fvflops.counting.count import Amount, CostModel, RegionAmounts
-from fvflops.formulas import Call
+from fvflops.counting.count import CostModel, RegionCost
+from fvflops.formulas import Call, OpCost
 from fvflops.formulas.rows import default_label
 from fvflops.formulas.table import attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
@@ -34,33 +34,31 @@ class HandleCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that a handle or the inner pricer has something to say about."""
+        """The composite ops that a handle or the inner cost model has something to say about."""
         return self._inner.stops_at.including(self._handles)
 
     @property
     def counts_modules(self) -> bool:
-        """Whether a handle or the inner pricer has something to say about a module."""
+        """Whether a handle or the inner cost model has something to say about a module."""
         return bool(self._modules) or self._inner.counts_modules
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
-        """Return what the handle says of one call, or what the inner pricer says."""
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
+        """Return what the handle says of one call, or what the inner cost model says."""
         for name in (signature.op, signature.packet, _traced_name(signature.packet)):
             if name in self._handles:
                 return _cost(self._handles[name], name, Call.of(signature))
         return self._inner.op_cost(signature)
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
-        """Return what the handle says of one call of a module or a function, or what the inner pricer says."""
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        """Return what the handle says of one call of a module or a function, or what the inner cost model says."""
         if module is not None:
             name = find_class(self._modules, module.classes)
             if name is not None:
                 call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
-                return RegionAmounts(_cost(self._modules[name], name, call))
+                return RegionCost(_cost(self._modules[name], name, call))
         elif (name := _FUNCTION + region.name) in self._handles:
             call = Call.of_region(name, signature.inputs, signature.outputs)
-            return RegionAmounts(_cost(self._handles[name], name, call))
+            return RegionCost(_cost(self._handles[name], name, call))
         return self._inner.region_cost(region, module, signature)
 
 
@@ -68,14 +66,14 @@ def _traced_name(packet: str) -> str:
     return "aten::_convolution" if packet == "aten::convolution" else packet
 
 
-def _cost(handle: Handle | None, name: str, call: Call) -> tuple[Amount, ...]:
+def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
     label = name.partition("::")[2] or default_label(name)
     if handle is None:
-        return (Amount(label, Status.FREE),)
+        return (OpCost(label, Status.FREE),)
     result = handle(call)
     sums = result if isinstance(result, Mapping) else {label: result}
-    return tuple(Amount(key, Status.COUNTED, _number(value, name)) for key, value in sums.items()) or (
-        Amount(label, Status.COUNTED),
+    return tuple(OpCost(key, Status.COUNTED, _number(value, name)) for key, value in sums.items()) or (
+        OpCost(label, Status.COUNTED),
     )
 
 

@@ -9,18 +9,20 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.count import Amount, CostModel, RegionAmounts, find_covered, region_costs
+from fvflops.counting.count import CostModel, RegionCost, find_covered, region_costs
+from fvflops.formulas import OpCost
 from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
 # Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
 _NAMED = 16
 
 
-def build_timeline(trace: Trace, pricer: CostModel, *, bytes_pricer: CostModel | None = None) -> Timeline:
-    """Return the timeline of a trace, its FLOPs and multiply-adds by a pricer.
+def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
+    """Return the timeline of a trace, its FLOPs and multiply-adds by a cost model.
 
-    `bytes_pricer` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
+    `traffic_model` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
     what the lifetimes of the storages come to: on all devices together, with what was there before, from its start. A
     region that was left without an exit, because the recording ended or was paused, lasts as long as what ran in it.
 
@@ -28,22 +30,22 @@ def build_timeline(trace: Trace, pricer: CostModel, *, bytes_pricer: CostModel |
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
     >>> from fvflops.counting import TableCostModel
-    >>> pricer = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
-    >>> timeline = build_timeline(trace, pricer)
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
+    >>> timeline = build_timeline(trace, cost_model)
     >>> [(timeline.callees[span.callee].name, span.depth, span.flops) for span in timeline.spans]
     [('', 0, 24), ('aten::linear', 1, 24)]
     """
     frames = tuple(_frame(trace, region) for region in trace.regions)
-    priced = region_costs(trace, pricer)
-    covered = frozenset(find_covered(trace, priced))
-    items = _Items(trace, pricer, bytes_pricer, priced)
+    costs = region_costs(trace, cost_model)
+    covered = frozenset(find_covered(trace, costs))
+    items = _Items(trace, cost_model, traffic_model, costs)
     calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
     for (index, stack, phase), count in trace.region_calls.items():
-        if index in priced:
+        if index in costs:
             calls[items.of_region_call(index), stack, phase] = count
     spans = None if trace.events is None else tuple(_Walk(trace, items, covered).spans())
-    known = {"flops", "macs", *(["bytes"] if bytes_pricer is not None else []), *_measured(trace)}
+    known = {"flops", "macs", *(["bytes"] if traffic_model is not None else []), *_measured(trace)}
     return Timeline(
         frames=frames,
         stacks=trace.stacks,
@@ -89,13 +91,13 @@ class _Items:
     """The items of a trace's calls, numbered as they are first asked for."""
 
     def __init__(
-        self, trace: Trace, pricer: CostModel, bytes_pricer: CostModel | None, priced: Mapping[int, RegionAmounts]
+        self, trace: Trace, cost_model: CostModel, traffic_model: CostModel | None, costs: Mapping[int, RegionCost]
     ) -> None:
         self.all: list[Callee] = []
         self._trace = trace
-        self._pricer = pricer
-        self._bytes_pricer = bytes_pricer
-        self._priced = priced
+        self._cost_model = cost_model
+        self._traffic_model = traffic_model
+        self._region_costs = costs
         self._numbers: dict[tuple[str, int], int] = {}
 
     def of_op(self, index: int) -> int:
@@ -103,12 +105,12 @@ class _Items:
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
-            amounts = self._pricer.op_cost(signature)
-            nbytes = None if self._bytes_pricer is None else _sum(self._bytes_pricer.op_cost(signature), "value")
+            costs = self._cost_model.op_cost(signature)
+            nbytes = None if self._traffic_model is None else _sum(self._traffic_model.op_cost(signature), "value")
             item = Callee(
                 "op", signature.op, None, *_describe(signature.op, signature.names, signature.inputs, signature.outputs)
             )
-            number = self._add(("op", index), item._replace(nbytes=nbytes, **_price(amounts)))
+            number = self._add(("op", index), item._replace(nbytes=nbytes, **_columns(costs)))
         return number
 
     def of_region_call(self, index: int) -> int:
@@ -118,8 +120,8 @@ class _Items:
             region, inputs, outputs = self._parts(index)
             kind, name = self._trace.regions[region]
             item = Callee(kind, name, region, *_describe("", (), inputs, outputs))
-            if index in self._priced:
-                item = item._replace(**_price(self._priced[index].amounts))
+            if index in self._region_costs:
+                item = item._replace(**_columns(self._region_costs[index].costs))
             number = self._add(("exit", index), item)
         return number
 
@@ -152,13 +154,13 @@ def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
     return (*map(str, specs[:_NAMED]), *([f"and {more} more"] if more > 0 else []))
 
 
-def _price(amounts: tuple[Amount, ...]) -> dict[str, Any]:
-    return {"flops": _sum(amounts, "value"), "macs": _sum(amounts, "macs"), "status": amounts[0].status.value}
+def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
+    return {"flops": _sum(costs, "value"), "macs": _sum(costs, "macs"), "status": costs[0].status.value}
 
 
-def _sum(amounts: tuple[Amount, ...], part: str) -> int | None:
+def _sum(costs: tuple[OpCost, ...], part: str) -> int | None:
     """Return the sum of what is known, None where nothing is."""
-    known = [getattr(amount, part) for amount in amounts if amount.status is not Status.UNKNOWN]
+    known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNKNOWN]
     # A handle that a program set may have returned an integer of numpy.
     return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
 
@@ -178,11 +180,9 @@ class _Worth(NamedTuple):
 
 @dataclass(slots=True)
 class _Opened:
-    """A region that is open: the place of its span, the region, and what ran in it so far."""
+    """The call of a region that is open: the place of its span, and what ran in it so far."""
 
     place: int
-    region: int
-    event: Event
     worth: _Worth = field(default_factory=_Worth)
     start: int | None = None
     end: int | None = None
@@ -202,66 +202,54 @@ class _Walk:
         self._items = items
         self._covered = covered
         self._spans: list[Span] = []
-        self._opened: dict[tuple[int | None, int], list[_Opened]] = {}
+        self._opened: dict[RegionCall, _Opened] = {}
         self._held: _Held | None = None if _has_memory(trace) else _Held(trace)
 
     def spans(self) -> list[Span]:
         """Return all spans."""
-        for event in self._trace.events or ():
-            if event.kind == "op":
-                self._call(event)
-            elif event.kind == "enter":
-                self._enter(event, event.item)
-            elif event.kind == "exit":
-                self._exit(event)
-            elif self._held is not None:
-                self._held.free(event.item)
-        for opened in self._opened.values():
-            while opened:
-                self._close(opened, self._items.of_region(opened[-1].region))
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._call(event, call)
+            elif kind == "free":
+                if self._held is not None:
+                    self._held.free(event.item)
+            elif call is not None:
+                if kind == "enter":
+                    self._enter(event, call)
+                elif kind == "exit":
+                    self._close(call, self._items.of_region_call(event.item), event)
+                else:
+                    self._close(call, self._items.of_region(call.region))
         return self._spans
 
-    def _around(self, event: Event) -> list[_Opened]:
-        return self._opened.setdefault((event.rank, event.thread), [])
-
-    def _call(self, event: Event) -> None:
+    def _call(self, event: Event, around: RegionCall | None) -> None:
         item = self._items.of_op(event.item)
-        opened = self._around(event)
         before, after = event.memory_before, event.memory_after
         if self._held is not None:
             before, after = self._held.bytes, self._held.make(event.writes)
         memory = max(0, after - before) if before is not None and after is not None else 0
         worth = self._own(item, event, memory)
-        self._spans.append(_span(event, item, len(opened), worth)._replace(memory_before=before, memory_after=after))
-        self._pass_on(opened, worth, event.start_ns, _end(event))
+        depth = 0 if around is None else around.depth + 1
+        self._spans.append(_span(event, item, depth, worth)._replace(memory_before=before, memory_after=after))
+        self._pass_on(around, worth, event.start_ns, _end(event))
 
-    def _enter(self, event: Event, region: int) -> None:
-        opened = self._around(event)
-        opened.append(_Opened(len(self._spans), region, event, start=event.start_ns))
-        self._spans.append(_span(event, 0, len(opened) - 1, _Worth()))
+    def _enter(self, event: Event, call: RegionCall) -> None:
+        self._opened[call] = _Opened(len(self._spans), start=event.start_ns)
+        self._spans.append(_span(event, 0, call.depth, _Worth()))
 
-    def _exit(self, event: Event) -> None:
-        region = self._trace.region_signatures[event.item].region
-        opened = self._around(event)
-        if not any(one.region == region for one in opened):  # it was entered while the recording was paused
-            self._enter(event, region)
-        while opened[-1].region != region:
-            self._close(opened, self._items.of_region(opened[-1].region))
-        self._close(opened, self._items.of_region_call(event.item), event)
-
-    def _close(self, opened: list[_Opened], item: int, event: Event | None = None) -> None:
-        """Make the span of the innermost region; `event` is that of its end, None where it was not seen."""
-        one = opened.pop()
+    def _close(self, call: RegionCall, item: int, event: Event | None = None) -> None:
+        """Make the span of a region's call; `event` is that of its end, None where it was not seen."""
+        one = self._opened.pop(call)
         worth = one.worth
-        first = one.event
+        first = call.begin
         if event is not None:
             if not event.raised:
                 worth = worth.plus(self._own(item, event, 0))
             first = event._replace(start_ns=one.start if event.start_ns is None else event.start_ns)
         elif one.start is not None and one.end is not None:
             first = first._replace(start_ns=one.start, duration_ns=one.end - one.start)
-        self._spans[one.place] = _span(first, item, len(opened), worth)
-        self._pass_on(opened, worth, first.start_ns, _end(first))
+        self._spans[one.place] = _span(first, item, call.depth, worth)
+        self._pass_on(call.parent, worth, first.start_ns, _end(first))
 
     def _own(self, item: int, event: Event, memory: int) -> _Worth:
         entry = self._items.all[item]
@@ -270,10 +258,11 @@ class _Walk:
             flops = macs = unknown = 0
         return _Worth(flops, macs, entry.nbytes or 0, memory, unknown)
 
-    def _pass_on(self, opened: list[_Opened], worth: _Worth, start: int | None, end: int | None) -> None:
-        if opened:
-            opened[-1].worth = opened[-1].worth.plus(worth)
-            opened[-1].hold(start, end)
+    def _pass_on(self, around: RegionCall | None, worth: _Worth, start: int | None, end: int | None) -> None:
+        if around is not None:
+            opened = self._opened[around]
+            opened.worth = opened.worth.plus(worth)
+            opened.hold(start, end)
 
 
 def _span(event: Event, item: int, depth: int, worth: _Worth) -> Span:

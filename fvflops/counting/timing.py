@@ -1,12 +1,13 @@
-"""The timing: what the ops and the modules of a measured Trace took."""
+"""Times of the ops and the modules of a measured Trace."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fvflops.trace import Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Phases whose ops run inside no call of the module that they belong to.
@@ -49,7 +50,7 @@ class Times:
 
 def read_times(trace: Trace) -> Times:
     """Return the times of a Trace that was recorded with measure={"time"}; another raises TraceError."""
-    if trace.events is None or "time" not in trace.about.get("measured", ""):
+    if trace.events is None or "time" not in trace.info.measured:
         raise TraceError('this trace holds no times: record it with measure={"time"}')
     return sum_times(trace)
 
@@ -59,19 +60,17 @@ def sum_times(trace: Trace) -> Times:
     scopes = trace.scopes()
     modules: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
     operators: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
-    inside: dict[int, list[int]] = defaultdict(lambda: [0])  # of each thread, what modules inside an open region took
-    for event in trace.events or ():
+    inside: Counter[RegionCall | None] = Counter()  # what the modules in a region that is open took
+    for kind, event, call, _ in walk_events(trace):
         duration = event.duration_ns or 0
-        if event.kind == "enter":
-            inside[event.thread].append(0)
-        elif event.kind == "exit":
-            opened = inside[event.thread]
-            children = opened.pop() if len(opened) > 1 else 0
-            region = trace.regions[trace.region_signatures[event.item].region]
-            opened[-1] += duration if region.kind == "module" else children
-            if region.kind == "module" and event.phase not in BY_OWNER:
+        if call is not None and kind in ("exit", "unfinished"):
+            children = inside.pop(call, 0)
+            region = trace.regions[call.region]
+            is_timed = region.kind == "module" and kind == "exit"
+            inside[call.parent] += duration if is_timed else children
+            if is_timed and event.phase not in BY_OWNER:
                 modules[event.phase][region.name] += Timing(1, duration, duration - children)
-        elif event.kind == "op":
+        elif kind == "op":
             operators[event.phase][trace.signatures[event.item].packet] += Timing(1, duration, duration)
             if event.phase in BY_OWNER:
                 _add_to_owner(modules[event.phase], scopes[event.stack], duration)

@@ -1,10 +1,10 @@
-"""Formulas: tables that put a price on every call, and the few formulas that YAML cannot say."""
+"""Formulas: tables that say what each call costs, and the few formulas that YAML cannot express."""
 
-from fvflops.formulas.cost import Cost
+from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call
 from fvflops.formulas.loading import load_table, resolve_table, shipped_tables
 from fvflops.formulas.registry import register_formula
-from fvflops.formulas.rows import Price, Row
+from fvflops.formulas.rows import Row
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.yaml_document import TableError
 
@@ -12,7 +12,7 @@ __all__ = [
     "Call",
     "Cost",
     "FormulaTable",
-    "Price",
+    "OpCost",
     "Row",
     "TableError",
     "load_table",

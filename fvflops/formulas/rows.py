@@ -1,4 +1,4 @@
-"""The row: what a table says of one op, module class or autograd.Function, and the price that it puts on a call."""
+"""Row: what a table says of one op, module class or autograd.Function, and what a call costs by it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fvflops import paths
 from fvflops.formulas import registry
-from fvflops.formulas.cost import Cost
+from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call
 from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
@@ -33,7 +33,7 @@ class Row:
     `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the numbers and an `example`.
     `covers` says of a module's row that what runs inside is not counted beside it.
 
-    A row with `activations` alone counts no flops: its price has the status OMITTED, and activations.
+    A row with `activations` alone counts no flops: its cost has the status OMITTED, and activations.
     """
 
     name: str
@@ -63,21 +63,6 @@ class Row:
     def is_shipped(self) -> bool:
         """Whether the row is in a table that fvflops ships, not in one of the user's."""
         return self.file.startswith(paths.SCHEME)
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What one call of an op costs by a table.
-
-    `status` and `label` are those of the row; `macs` and `flops` are kept apart (a total is `multiply_add * macs +
-    flops`); `activations` is None where the table counts none for the op.
-    """
-
-    status: Status
-    label: str
-    macs: int = 0
-    flops: int = 0
-    activations: int | None = None
 
 
 def default_label(name: str) -> str:
@@ -138,7 +123,7 @@ def read_flag(node: Node, what: str) -> bool:
     return _FLAGS[text]
 
 
-def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
+def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
     """Return what a call costs by a row, in a table in which a multiply-add is so many flops.
 
     A multiply-add of complex numbers is one of `macs`, as one of real numbers is. Where the table's constant
@@ -146,7 +131,7 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
     the call raises TableError, which replays both.
     """
     if row.kind != "counted":
-        return Price(row.status, row.label)
+        return OpCost(row.label, row.status)
     try:
         cost = _cost(row, call)
     except (ExpressionError, PatternError) as error:
@@ -157,7 +142,7 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> Price:
         raise make_error(row.file, row.line, text) from error
     more = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
     flops = cost.flops + (more if more and _is_complex(call) else 0)
-    return Price(row.status, row.label, cost.macs, flops, cost.activations)
+    return OpCost.in_flops(row.label, row.status, multiply_add, cost.macs, flops, cost.activations)
 
 
 def _is_complex(call: Call) -> bool:

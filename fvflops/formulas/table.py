@@ -1,4 +1,4 @@
-"""The table: a convention, which puts a price on every call; read from YAML, which is data and runs nothing.
+"""Formula tables: a convention, which says what every call costs; read from YAML, which is data and runs nothing.
 
     description: one line
     extends: default            # a shipped table, a path relative to this file, or a URI; the nearer entry wins
@@ -35,8 +35,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fvflops.formulas.cost import OpCost
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.rows import Price, Row, cost_of_call, default_label
+from fvflops.formulas.rows import Row, cost_of_call, default_label
 from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.torch_registry import count_registered
 from fvflops.formulas.yaml_document import TableError
@@ -92,13 +93,13 @@ class FormulaTable:
         name = find_class(self.modules, classes)
         return None if name is None else self.modules[name]
 
-    def price(self, signature: Signature) -> Price:
+    def price(self, signature: Signature) -> OpCost:
         """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
         row = self.row(signature.op)
         if row is None:
             return self._cost_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
-            return Price(Status.FREE, row.label)
+            return OpCost(row.label, Status.FREE)
         try:
             return self._cost_of_parts(row, signature) or cost_of_call(
                 row, Call.of(signature, self.constants), self.multiply_add
@@ -106,10 +107,10 @@ class FormulaTable:
         except TableError:
             # A library of that namespace with another schema, a later release or the user's own.
             if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
-                return Price(Status.UNKNOWN, row.label)
+                return OpCost(row.label, Status.UNKNOWN)
             raise
 
-    def _cost_of_parts(self, row: Row, signature: Signature) -> Price | None:
+    def _cost_of_parts(self, row: Row, signature: Signature) -> OpCost | None:
         """Return what a call on nested tensors costs: as much as the calls on their parts, without padding.
 
         None, where no argument is nested, or they do not have the same number of parts, or the row fits none.
@@ -119,29 +120,30 @@ class FormulaTable:
         if row.kind != "counted" or any(len(spec.parts()) != number for spec in nested) or not number:
             return None
         try:
-            prices = [
+            costs = [
                 cost_of_call(row, Call.of(part, self.constants), self.multiply_add)
                 for part in (_part_of(signature, index) for index in range(number))
             ]
         except TableError:
             return None
-        activations = [price.activations for price in prices if price.activations is not None]
-        return Price(
-            row.status,
+        activations = [cost.activations for cost in costs if cost.activations is not None]
+        return OpCost.in_flops(
             row.label,
-            sum(price.macs for price in prices),
-            sum(price.flops for price in prices),
+            row.status,
+            self.multiply_add,
+            sum(cost.macs for cost in costs),
+            sum(cost.flops for cost in costs),
             sum(activations) if activations else None,
         )
 
-    def _cost_without_row(self, signature: Signature) -> Price:
+    def _cost_without_row(self, signature: Signature) -> OpCost:
         label = default_label(signature.op)
         cost = count_registered(signature) if self.registered_formulas else None
         if cost is None:
-            return Price(Status.UNKNOWN, label)
-        return Price(Status.COUNTED, label, macs=cost.macs, flops=cost.flops)
+            return OpCost(label, Status.UNKNOWN)
+        return OpCost.in_flops(label, Status.COUNTED, self.multiply_add, cost.macs, cost.flops)
 
-    def price_function(self, name: str, signature: RegionSignature) -> Price | None:
+    def price_function(self, name: str, signature: RegionSignature) -> OpCost | None:
         """Return what a call of the `autograd.Function` of a class name costs, or None where its ops count instead.
 
         A function without a row is looked into, unless the table is opaque: then it is UNKNOWN. So is one that a
@@ -149,7 +151,7 @@ class FormulaTable:
         row that does not fit raises TableError.
         """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
-        without_row = Price(Status.UNKNOWN, default_label(op)) if self.opaque else None
+        without_row = OpCost(default_label(op), Status.UNKNOWN) if self.opaque else None
         row = self.rows.get(op)
         if row is None or row.kind == "decompose":
             return without_row if row is None else None
@@ -161,7 +163,7 @@ class FormulaTable:
                 return without_row
             raise
 
-    def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> Price:
+    def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> OpCost:
         """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
         attributes = attributes_of(module)
         call = Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)

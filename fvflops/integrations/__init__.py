@@ -1,1 +1,1 @@
-"""The training loops that people use: a file for each, whose library is imported with it."""
+"""Callbacks for training libraries; each file imports its library."""

@@ -1,4 +1,4 @@
-"""The recording of a loop that is written with Accelerate."""
+"""Record training loops written with Hugging Face Accelerate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library of somebody else: imported with the integration that needs it."""
+"""Import the library of an integration, with a hint where it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: a recording of somebody else's training loop, which tells when its steps begin and end."""
+"""The common part of callbacks: a recording of another library's training loop, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture and a marker that fail a test whose model costs more than it may.
+"""A pytest plugin: a fixture and a marker that fail a test whose model exceeds its budget.
 
     @pytest.mark.flops_budget(flops="4.1G", parameters={"exact": 25_557_032}, tolerance="1%")
     def test_cost(flops_budget):

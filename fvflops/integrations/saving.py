@@ -1,4 +1,4 @@
-"""The saving of what was recorded: a Trace as JSON, a file for each rank."""
+"""Save the Trace of each rank as JSON while a loop runs."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 from fvflops.trace.counts import Counts, Entry, Status
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
+from fvflops.trace.records import PHASES, Event, Region, RunInfo, StopsAt, Storage, TraceError
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.summary import Summary
-from fvflops.trace.trace import PHASES, Event, Region, StopsAt, Storage, Trace, TraceError, check_phase
+from fvflops.trace.trace import Trace, check_phase
 
 __all__ = [
     "PHASES",
@@ -17,6 +18,7 @@ __all__ = [
     "ParameterInfo",
     "Region",
     "RegionSignature",
+    "RunInfo",
     "Signature",
     "Status",
     "StopsAt",

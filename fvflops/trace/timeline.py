@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fvflops.trace.trace import TraceError
+from fvflops.trace.records import TraceError
 
 # What the width of a thing can stand for. All but time are counted, and can be had without a clock.
 WEIGHTS = ("time", "flops", "macs", "bytes", "memory")
@@ -102,7 +102,7 @@ class Timeline:
     """All spans of one trace, each before those inside it and in the order in which they began.
 
     `stacks` are tuples of indexes of `frames`, innermost last. `calls` is the aggregated form, (item, stack, phase) →
-    number of calls of ops and of regions that the table prices; `spans` is None where only that was kept. `covered` are
+    number of calls of ops and of regions that the table counts; `spans` is None where only that was kept. `covered` are
     the stacks, with their phases, in which FLOPs are counted with a region around them. `weights` are those of WEIGHTS
     that are known.
 
@@ -207,7 +207,7 @@ _MISSING = {
     "time": "no clock ran: record with measure={'time'}",
     "flops": "no table was asked",
     "macs": "no table was asked",
-    "bytes": "nobody was asked how many bytes an op moves: build the timeline with a bytes_pricer",
+    "bytes": "nobody was asked how many bytes an op moves: build the timeline with a traffic_model",
     "memory": "the trace keeps no storages: record without folding or merging, or with measure={'memory'}",
 }
 

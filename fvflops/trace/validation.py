@@ -1,22 +1,20 @@
-"""The validity of a Trace that was read: every field is of its type, and what an index names is there."""
+"""Check a Trace that was read: every field is of its type, and what an index names is there."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fvflops.trace.module_tree import ModuleInfo
+from fvflops.trace.records import TraceColumns
 from fvflops.trace.spec import Symbol, TensorSpec, Value
-
-if TYPE_CHECKING:
-    from fvflops.trace.module_tree import ModuleInfo
-    from fvflops.trace.trace import Trace
 
 _LARGEST = 1 << 63  # what torch counts elements and bytes up to
 _SHOWN = 60
 
 
-def validate(trace: Trace, phases: Collection[str]) -> None:
+def validate(trace: TraceColumns, phases: Collection[str]) -> None:
     """Raise ValueError, in one line, where a Trace holds what no recording puts there.
 
     It takes time in proportion to the length, and looks at columns rather than at single events.
@@ -78,7 +76,7 @@ def _check_place(place: ModuleInfo) -> None:
         _check_value(where, value)
 
 
-def _check_regions(trace: Trace) -> None:
+def _check_regions(trace: TraceColumns) -> None:
     _check_choices(
         "region",
         (region.kind for region in trace.regions),
@@ -95,7 +93,7 @@ def _check_regions(trace: Trace) -> None:
     )
 
 
-def _check_signatures(trace: Trace) -> None:
+def _check_signatures(trace: TraceColumns) -> None:
     for signature in trace.signatures:
         _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
         _check_value(signature.op, (signature.inputs, signature.outputs))
@@ -126,7 +124,7 @@ def _check_value(where: str, value: Value) -> None:
         _check_types(where, (value.kind, value.name), str)
 
 
-def _check_events(trace: Trace, phases: Collection[str]) -> None:
+def _check_events(trace: TraceColumns, phases: Collection[str]) -> None:
     if trace.storages:
         nbytes, *texts = zip(*trace.storages, strict=True)
         _check_indexes("storages", nbytes, _LARGEST)

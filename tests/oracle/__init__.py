@@ -1,1 +1,0 @@
-"""The oracle: each family of ops as a plain program over numbers that count what is done with them."""

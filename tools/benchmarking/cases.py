@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops.zoo import ZOO
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 Step = Literal["forward", "forward+backward"]
 STEPS: tuple[Step, ...] = ("forward", "forward+backward")
@@ -53,11 +53,12 @@ def _build_swin_t() -> nn.Module:
     return torchvision.models.swin_t(weights=None)
 
 
-def _build_llama(config: Mapping[str, int]) -> nn.Module:
+def _build_llama(config: Mapping[str, Any]) -> nn.Module:
     define_torchvision_schemas()  # transformers imports torchvision where it is installed
     import transformers
 
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, rope_theta=500_000.0))
+    settings: dict[str, Any] = {**config, "rope_theta": 500_000.0}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
 
 
 def _llama(

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     kind, *rest = arguments
-    result = measure_first(*rest) if kind == "first" else measure_repeats(rest[0], float(rest[1]))
+    result = measure_first(*cast("list[Any]", rest)) if kind == "first" else measure_repeats(rest[0], float(rest[1]))
     print(json.dumps(result))
     return 0
 

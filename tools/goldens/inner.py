@@ -43,14 +43,14 @@ def conventions() -> list[str]:
 
 def test_models() -> Mapping[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
     """Return name → a function that builds the model and its positional inputs, of the models that tests count."""
-    from tests.models import MODELS
+    from tests.support.models.whole_models import MODELS
 
     return MODELS
 
 
 def test_layers() -> Mapping[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
     """Return the same of single layers, one or more for each kind in torch.nn."""
-    from tests.layers import LAYERS
+    from tests.support.models.layers import LAYERS
 
     return LAYERS
 

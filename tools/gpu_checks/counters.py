@@ -36,7 +36,7 @@ def list_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is run, and how."""
     for dtype in (torch.bfloat16, torch.float32):
         a, b = _random(1024, 1024, dtype=dtype), _random(1024, 1024, dtype=dtype)
-        yield f"matrix product, {str(dtype)[6:]}", lambda a=a, b=b: a @ b
+        yield f"matrix product, {str(dtype)[6:]}", lambda a=a, b=b: a @ b  # type: ignore[misc]
     x, w = _random(8, 64, 56, 56), _random(64, 64, 3, 3)
     for tf32 in (True, False):
 
@@ -52,7 +52,7 @@ def list_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 
             def forward(name: str = name, causal: bool = causal, args: Any = (q, k, v), held: Any = held) -> None:
                 with sdpa_kernel(getattr(SDPBackend, name)):
-                    held.append(F.scaled_dot_product_attention(*args, is_causal=causal))
+                    held.append(F.scaled_dot_product_attention(*args, is_causal=causal))  # type: ignore[misc]
 
             def backward(held: Any = held) -> None:
                 held.pop().backward(torch.ones(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpu_checks.cases import BF16, FULL, HALF, Applied, Case, floats, image, of
 from gpu_checks.ops import others
-from gpu_checks.runs import attempt, run_all_ways
+from gpu_checks.runs import attempt, run_all_ways, to_format
 
 
 def _attend(dtype: torch.dtype, backend: Any = None, *, dim: int = 64, wide: int = 0, **options: Any) -> Case:
@@ -132,7 +132,7 @@ def convolution() -> dict[str, Callable[[], Case]]:
     def net(*layers: nn.Module, inner: bool = False, dtype: torch.dtype = FULL, train: bool = True) -> Case:
         model = nn.Sequential(*layers).to(dtype).train(train)
         if inner:
-            return Case(model.to(memory_format=inside), (image(*x, dtype=dtype),))
+            return Case(to_format(model, inside), (image(*x, dtype=dtype),))
         return Case(model, (floats(*x, dtype=dtype),))
 
     return {
@@ -197,7 +197,7 @@ def count_kernels(share: int, shares: int) -> dict[str, Any]:
                 break
             if train in case.train:
                 variant = f"{name}, {'training' if train else 'forward'}"
-                found[variant] = attempt(lambda case=case, train=train: _count(case, train))
+                found[variant] = attempt(lambda case=case, train=train: _count(case, train))  # type: ignore[misc]
     return found
 
 

@@ -30,7 +30,7 @@ def load_samples() -> list[Any]:
 
 def describe(values: Any) -> list[Any]:
     """Return shape, steps over more than one element, dtype and device of every tensor."""
-    found = []
+    found: list[Any] = []
     for value in pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             steps = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1]
@@ -67,7 +67,9 @@ def _in_memory(value: Any, form: str) -> Any:
 def compare_layouts(share: int, shares: int, *, device: str = "cuda", most: int = 6) -> dict[str, Any]:
     """Return how many samples agree, and the first difference of each op that has one."""
     warnings.simplefilter("ignore")
-    agreed, apart, refused = 0, {}, {}
+    apart: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    agreed = 0
     differ = 0
     dtypes = (torch.float32, torch.bfloat16)
     for info in load_samples()[share::shares]:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama
-from gpu_checks.runs import attempt
-from tests.torchvision_schemas import define_torchvision_schemas
+from gpu_checks.runs import attempt, to_format
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 
@@ -117,7 +117,7 @@ def _compare(make: Callable[[], Case]) -> dict[str, Any]:
     torch.manual_seed(0)
     case = make()
     form = torch.channels_last if case.inner else torch.preserve_format
-    model, x = case.model.cuda().to(memory_format=form), case.x.cuda()
+    model, x = to_format(case.model.cuda(), form), case.x.cuda()
     if case.inner:
         x = x.to(memory_format=form)
     around = nullcontext if case.autocast is None else partial(torch.autocast, "cuda", case.autocast)
@@ -175,7 +175,8 @@ def _measure_steps(case: Case, model: nn.Module, x: torch.Tensor) -> list[int]:
     model.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.synchronize()
-    before, peaks, held = torch.cuda.memory_allocated(), [], {}
+    before, peaks = torch.cuda.memory_allocated(), []
+    held: dict[str, Any] = {}
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
         if not held:

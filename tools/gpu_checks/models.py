@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpu_checks.runs import attempt, run_all_ways
-from tests.models import MODELS, build_case
+from tests.support.models.whole_models import MODELS, build_case
 
 VARIANTS = ("forward", "training", "forward bf16")
 
@@ -17,7 +17,7 @@ def count_models(share: int, shares: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in list(MODELS)[share::shares]:
         for variant in VARIANTS:
-            found[f"{name}, {variant}"] = attempt(lambda name=name, variant=variant: _count(name, variant))
+            found[f"{name}, {variant}"] = attempt(lambda name=name, variant=variant: _count(name, variant))  # type: ignore[misc]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return found

@@ -59,7 +59,7 @@ def others() -> dict[str, Callable[[], Case]]:
             lambda a: F.nll_loss(a, torch.zeros(2, 12, 12, dtype=torch.long, device=a.device)), floats(*x)
         ),
         "ctc_loss native": lambda: of(
-            lambda a, t: F.ctc_loss(a, t, (7, 7), (3, 3)), logs(), torch.tensor([[1, 2, 3], [2, 1, 1]])
+            lambda a, t: torch.ctc_loss(a, t, (7, 7), (3, 3), reduction=1), logs(), torch.tensor([[1, 2, 3], [2, 1, 1]])
         ),
         "max_pool2d": lambda: Case(nn.MaxPool2d(2), (floats(*x),)),
         "max_pool2d channels_last": lambda: Case(nn.MaxPool2d(2), (image(*x),)),
@@ -69,7 +69,7 @@ def others() -> dict[str, Callable[[], Case]]:
         "adaptive_avg_pool2d to 1": lambda: Case(nn.AdaptiveAvgPool2d(1), (floats(*x),)),
         "adaptive_max_pool2d": lambda: Case(nn.AdaptiveMaxPool2d(5), (floats(*x),)),
         "fractional_max_pool2d": lambda: Case(nn.FractionalMaxPool2d(3, 5), (floats(*x),)),
-        "max_unpool2d": lambda: of(lambda a: F.max_unpool2d(*F.max_pool2d(a, 2, return_indices=True), 2), floats(*x)),
+        "max_unpool2d": lambda: of(lambda a: F.max_unpool2d(*F.max_pool2d(a, 2, return_indices=True), 2), floats(*x)),  # type: ignore[arg-type]
         "grid_sample": lambda: of(lambda a, g: F.grid_sample(a, g, align_corners=True), floats(*x), floats(2, 5, 5, 2)),
         "grid_sample nearest": lambda: of(
             lambda a, g: F.grid_sample(a, g, mode="nearest", align_corners=False), floats(*x), floats(2, 5, 5, 2)
@@ -166,12 +166,12 @@ def others() -> dict[str, Callable[[], Case]]:
         "householder": lambda a: linalg.householder_product(*torch.geqrf(a)),
         "cholesky_solve": lambda a: torch.cholesky_solve(a, linalg.cholesky(a @ a.mT)),
     }.items():
-        cases[f"linalg {name}"] = lambda call=call: of(call, square())
+        cases[f"linalg {name}"] = lambda call=call: of(call, square())  # type: ignore[misc]
     return cases
 
 
 def _interpolate(mode: str, x: torch.Tensor | None = None) -> Case:
-    options = {"align_corners": False, "antialias": True} if mode in ("bilinear", "bicubic") else {}
+    options: dict[str, Any] = {"align_corners": False, "antialias": True} if mode in ("bilinear", "bicubic") else {}
     return of(partial(F.interpolate, scale_factor=2, mode=mode, **options), floats(2, 8, 12, 12) if x is None else x)
 
 

@@ -37,7 +37,7 @@ def _say(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     for execution in ("real", "shapes"):
         analysis = FlopCountAnalysis(model, x, execution=execution)
         found[execution] = attempt(
-            lambda analysis=analysis: {"flops": analysis.total(), "unsupported": dict(analysis.unsupported_ops())}
+            lambda analysis=analysis: {"flops": analysis.total(), "unsupported": dict(analysis.unsupported_ops())}  # type: ignore[misc]
         )
     with record(model) as run:
         model(x)
@@ -76,6 +76,6 @@ def _compiled() -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()
     compiled, x = torch.compile(model), torch.randn(64, 256, device="cuda")
     compiled(x).sum().backward()
-    with record(compiled) as run:
+    with record(compiled) as run:  # type: ignore[arg-type]
         compiled(x).sum().backward()
     return describe(run.trace())

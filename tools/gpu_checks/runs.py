@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, Trace, load_table
@@ -63,7 +64,13 @@ def _text(value: Any) -> str:
     return str(getattr(value, "name", value)) if kind is not None else str(value)
 
 
-def attempt(run: Callable[[], Run]) -> Run:
+def to_format(model: nn.Module, form: torch.memory_format) -> nn.Module:
+    """Return a model with its weights in a memory format, which torch's annotations lack."""
+    change: Any = model.to
+    return change(memory_format=form)
+
+
+def attempt(run: Callable[[], Any]) -> Any:
     """Return what a function returns, or the error that it raises, as plain data."""
     try:
         return run()

@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis, predict_memory, record
 from gpu_checks.runs import attempt
-from tests.installed import NOTHING, installed
+from tests.support.installed_patches import NOTHING, installed
 
 _ON_CPU = """
 import torch
@@ -101,7 +101,7 @@ def look_at_state(share: int, shares: int) -> dict[str, Any]:
         before = _look(model)
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
-        result = attempt(lambda action=action: {"result": str(action())[:40]})
+        result = attempt(lambda action=action: {"result": str(action())[:40]})  # type: ignore[misc]
         taken = torch.cuda.max_memory_allocated() - start
         after = _look(model)
         left = {key: [before[key], after[key]] for key in before if before[key] != after[key]}

@@ -1,1 +1,1 @@
-"""The parts of tools/sweep: the libraries whose models it builds, the workers that count them, the CSV of results."""
+"""The parts of tools/sweep.py: libraries of models, workers that count them, the CSV of results."""

@@ -73,8 +73,9 @@ def _make_inputs(kind: str, weights: Any, model: nn.Module) -> tuple[Any, ...]:
 def _make_smaller(inputs: tuple[Any, ...], kind: str, model: nn.Module) -> tuple[Any, ...]:
     """Return smaller images for a model that takes them; a detection model resizes its own, to a side that is set."""
     if kind == "detection":
-        if max(model.transform.min_size) > _QUICK_SIDE:
-            model.transform.min_size = (_QUICK_SIDE,)
+        transform: Any = model.transform
+        if max(transform.min_size) > _QUICK_SIDE:
+            transform.min_size = (_QUICK_SIDE,)
         return inputs
     has_size = hasattr(model, "image_size") or type(model).__name__ in ("MaxVit", "MViT")
     return inputs if has_size else tuple(images[..., :_QUICK_SIDE, :_QUICK_SIDE].contiguous() for images in inputs)

@@ -55,6 +55,6 @@ def suppress(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) ->
 
 def align(features: torch.Tensor, rois: torch.Tensor, *options: Any) -> torch.Tensor:
     """Return torchvision's own Python version of roi_align, without the compiler that it asks for."""
-    plain = sys.modules["torchvision.ops.roi_align"]._roi_align.__wrapped__  # type: ignore[attr-defined]
+    plain = sys.modules["torchvision.ops.roi_align"]._roi_align.__wrapped__
     parts = [plain(features, part, *options) for part in rois.split(_ROIS_AT_ONCE)]
     return torch.cat(parts)

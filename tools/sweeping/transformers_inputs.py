@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
+from fvflops.trace import TensorSpec
 from sweeping.transformers_asked import (
     BINS,
     FRAMES,
@@ -61,7 +62,7 @@ def _pixel_values(asked: Asked) -> torch.Tensor | None:
 
 
 def _is_video(asked: Asked) -> bool:
-    modalities = asked.model.input_modalities
+    modalities: Any = asked.model.input_modalities
     return "video" in modalities and "image" not in modalities
 
 
@@ -182,7 +183,7 @@ def count_placeholders(asked: Asked, kind: str) -> int:
     trace = FlopCountAnalysis(_Probe(asked.model, getter), None, kwargs=given).trace()
     # What the model keeps meanwhile is restored, so the result is read from the trace.
     (features,) = [item.outputs for item in trace.region_signatures if not trace.regions[item.region].name]
-    return sum(prod(item.shape[:-1]) for item in features)
+    return sum(prod(item.shape[:-1]) for item in features if isinstance(item, TensorSpec))
 
 
 def _decoder_input_ids(asked: Asked) -> torch.Tensor:

@@ -21,7 +21,7 @@ from fvflops.reports.terminal.op_coverage import format_places
 from fvflops.trace import Status
 from sweeping.case import Case, Library
 from sweeping.result import Result
-from tests.torchvision_schemas import define_torchvision_schemas
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 _LONGEST_CAUSE = 200
 # Words in the cause of a failure that more memory may cure.

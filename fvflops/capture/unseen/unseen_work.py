@@ -15,19 +15,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import string_at
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fvflops.capture.recorder.signature import OpSchema, describe_tensor, tensors_of
 from fvflops.capture.recorder.source_lines import SourceLine, find_source_line, source_line_of
+from fvflops.capture.recorder.thread_state import ThreadState
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import StorageBase, current_autograd_node, peek_interpreter
 from fvflops.trace import Region, Signature, TensorSpec
-
-if TYPE_CHECKING:
-    from fvflops.capture.recorder.recorder import Recorder
 
 # Ops whose result is memory as it was found.
 UNINITIALISED = frozenset(
@@ -83,6 +81,19 @@ class _Site(NamedTuple):
     source: SourceLine
 
 
+class Run(Protocol):
+    """What unseen work needs from the recorder of a run."""
+
+    storages: list[tuple[Any, ...]]
+
+    def thread_state(self) -> ThreadState: ...
+    def place(self) -> tuple[int, str]: ...
+    def storage_of(self, tensor: torch.Tensor, origin: str) -> int: ...
+    def storages_of(self, values: Any) -> tuple[int, ...]: ...
+    def innermost_region(self, stack: int) -> Region: ...
+    def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None: ...
+
+
 class UnseenWork:
     """The evidence of unseen work in one run, reported to its recorder as op calls.
 
@@ -92,7 +103,7 @@ class UnseenWork:
     false) no kernel can get at memory, and only what is made of small integer tensors is inspected.
     """
 
-    def __init__(self, recorder: Recorder, *, is_real: bool = True, numbers: bool = True) -> None:
+    def __init__(self, recorder: Run, *, is_real: bool = True, numbers: bool = True) -> None:
         self.is_real = is_real
         self._recorder = recorder
         self._numbers = numbers

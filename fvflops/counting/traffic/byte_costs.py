@@ -1,4 +1,4 @@
-"""The pricing of calls in bytes, by their signatures and by what a trace's events tell of their storages."""
+"""Cost model in bytes: by signatures, and by what a trace's events tell of the storages of each call."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from fvflops.counting.count import Amount, RegionAmounts
+from fvflops.counting.count import RegionCost
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
+from fvflops.formulas import OpCost
 from fvflops.formulas.rows import default_label
 from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
 
@@ -19,7 +20,7 @@ class TrafficCostModel:
     """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
 
     `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
-    in `stops_at` are to be recorded whole, as one kernel; any other trace can be priced too.
+    in `stops_at` are to be recorded whole, as one kernel; any other trace can be counted too.
     """
 
     def __init__(
@@ -49,19 +50,17 @@ class TrafficCostModel:
         """Return what one call reads and writes, None where that is not known."""
         return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
-            return (Amount(label, Status.UNKNOWN),)
+            return (OpCost(label, Status.UNKNOWN),)
         read, written = traffic
         value = {"moved": read + written, "read": read, "written": written}[self._part]
-        return (Amount(label, Status.COUNTED if read + written else Status.FREE, value),)
+        return (OpCost(label, Status.COUNTED if read + written else Status.FREE, value),)
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return None: look inside."""
         return None
 
@@ -69,7 +68,7 @@ class TrafficCostModel:
 def split_by_aliasing(
     trace: Trace, part: str = "moved", *, keep_events: bool = False
 ) -> tuple[Trace, TrafficCostModel]:
-    """Return a trace that tells calls apart by what their storages say of them, and the pricer that knows it.
+    """Return a trace that tells calls apart by what their storages say of them, and the cost model that knows it.
 
     Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
     trace is aggregated unless `keep_events`. A trace without events is returned as it is.

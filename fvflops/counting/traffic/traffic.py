@@ -1,4 +1,4 @@
-"""The traffic: the bytes that each op call must read and write, priced by its signature.
+"""Memory traffic: the bytes that each op call must read and write, by its signature.
 
 What is counted is the compulsory traffic of every op on its own: each number that it needs is read once, each that it
 gives is written once. Caches change that (what one op leaves in them the next need not fetch), so does fusion (what is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fvflops import paths
-from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_analysis import analysed_run, model_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.features.budget.budget_file import update_text
@@ -25,7 +25,7 @@ def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, in
     >>> measure(FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)), ["flops", "parameters", "memory"])
     {'flops': 24, 'parameters': 8, 'memory': 112}
     """
-    if "memory" in figures and analysis._loaded:
+    if "memory" in figures and model_run(analysis) is None:
         raise ValueError(
             "the peak memory is predicted from a model, not from a saved run: leave memory out of the budget"
         )
@@ -79,7 +79,8 @@ def rewrite_budget(
     Of a `budget` that is there, the figures that it limits are rewritten; None adds the model with all figures and the
     table. With a `depth`, or where modules were noted, the flops of modules and operators are noted too.
     """
-    figures = tuple(figure for figure in budget_keys() if figure != "memory" or not analysis._loaded)
+    can_run = model_run(analysis) is not None
+    figures = tuple(figure for figure in budget_keys() if figure != "memory" or can_run)
     values = measure(analysis, figures if budget is None else tuple(budget.limits))
     text = paths.read_text(path, MAX_CHARACTERS) if paths.exists(path) else None
     if depth is None and budget is not None and budget.modules:

@@ -49,7 +49,7 @@ def compare(
             model, inputs, kwargs=kwargs, table=table, execution=execution, device=device, assume=assume, warn=False
         )
         counts[table.name] = analysis.counts()
-        subject = analysis.trace().about["inputs"]
+        subject = analysis.trace().info.inputs
     units = {table.name: table.multiply_add for table in chosen}
     return Comparison(
         subject,

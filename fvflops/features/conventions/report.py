@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
-from fvflops.reports.document import Document, Table, Value, number, words
+from fvflops.reports.document import Document, Items, Table, Value, number, words
 from fvflops.reports.formats import write_document
 from fvflops.units import format_quantity, format_short
 
@@ -23,7 +23,6 @@ _TOTALS = (
     number("multiply_add", "FLOPs per MAC", form=str),
     number("macs", "MACs"),
     number("flops", "other FLOPs"),
-    words("description"),
 )
 
 
@@ -42,14 +41,14 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     comparison.between(against, against)  # which refuses an unknown name
     base = comparison.tallies[against]
     rows = [
-        (tally.name, tally.total, tally.multiply_add, tally.macs, tally.flops, tally.description.partition(";")[0])
-        for tally in comparison.tallies.values()
+        (tally.name, tally.total, tally.multiply_add, tally.macs, tally.flops) for tally in comparison.tallies.values()
     ]
+    described = [f"{name}: {tally.description.partition(';')[0]}." for name, tally in comparison.tallies.items()]
     reasons: list[tuple[Value, ...]] = []
     for name, tally in comparison.tallies.items():
         if name != against:
             reasons += _list_reasons(base, tally, comparison.between(against, name), shown)
-    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention")]
+    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", described)]
     if reasons:
         columns = (words("convention"), number("difference", form=_sign), words("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"

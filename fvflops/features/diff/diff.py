@@ -122,4 +122,4 @@ def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
         notes += ("the run raised, and this is what it did until then",)
-    return CountedRun(name, trace.about.get("inputs", ""), flops.counts(), activations.counts(), notes)
+    return CountedRun(name, trace.info.inputs, flops.counts(), activations.counts(), notes)

@@ -103,7 +103,7 @@ class KernelProfile:
             raise TypeError(f"the model is a torch.nn.Module, a function or None, not {type(model).__name__}")
         self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
         self._table = resolve_table(table)
-        self._pricer = TableCostModel(self._table, "flops")
+        self._cost_model = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
         self._reading = ModelIndex(self._model)
         self._schedule = schedule
@@ -217,7 +217,7 @@ class KernelProfile:
         if self._run is None:
             raise TraceError(self._nothing())
         if self._match is None:
-            self._match = match_kernels(self._run, self._counted, self._pricer)
+            self._match = match_kernels(self._run, self._counted, self._cost_model)
         return self._match
 
     def key_averages(
@@ -356,7 +356,7 @@ class KernelProfile:
 
     def _make_session(self) -> Session:
         model = self._model if isinstance(self._model, nn.Module) else self._reading.owner
-        return Session(model, stops_at=self._pricer.stops_at)
+        return Session(model, stops_at=self._cost_model.stops_at)
 
     def _is_compiled(self) -> bool:
         wrapped = isinstance(self._model, nn.Module) and any(
@@ -438,7 +438,7 @@ def profile_kernels(
     reading = profile._reading
     gradients = _Gradients()
     with deferred(), _unchanged(reading, (args, keywords), gradients):
-        stops_at = profile._pricer.stops_at
+        stops_at = profile._cost_model.stops_at
         with allowed():
             counted = record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
         profile.count_with(counted)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from fvflops.counting.count import Amount, CostModel, find_covered, region_costs
+from fvflops.counting.count import CostModel, find_covered, region_costs
+from fvflops.formulas import OpCost
 from fvflops.trace import Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
 from fvflops.trace.module_tree import innermost
 
@@ -51,7 +53,7 @@ class KernelMatch:
         return numbers if self.run.complete else numbers[:-1]
 
 
-def match_kernels(run: KernelRun, trace: Trace | None, pricer: CostModel) -> KernelMatch:
+def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) -> KernelMatch:
     """Return a run with the modules, phases and FLOPs of its events.
 
     The Trace has the work of one step; each step of the run is matched with it. Within a module call, the outermost
@@ -62,15 +64,15 @@ def match_kernels(run: KernelRun, trace: Trace | None, pricer: CostModel) -> Ker
     >>> from fvflops import record_call
     >>> from fvflops.formulas import load_table
     >>> from fvflops.counting import TableCostModel
-    >>> pricer = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=pricer.stops_at)
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
     >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
-    >>> match_kernels(run, trace, pricer).flops
+    >>> match_kernels(run, trace, cost_model).flops
     (24, 24)
     """
     children = _children(run)
     steps = _number_steps(run)
-    calls = None if trace is None else _build_calls(trace, pricer)
+    calls = None if trace is None else _build_calls(trace, cost_model)
     walk = _Walk(run, children, calls)
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
         walk.match_step(_list_roots(run, children, steps, number))
@@ -192,52 +194,40 @@ class _Call:
             yield from call.ops()
 
 
-def _build_calls(trace: Trace, pricer: CostModel) -> _Call:
+def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
     """Return the nested calls of a Trace; all threads are in one order, since they wait for each other.
 
     The FLOPs of a region that is no module are attributed to the module around it.
     """
     root = _Call("root", "")
-    priced = region_costs(trace, pricer)
-    covered = find_covered(trace, priced)
-    opened: dict[tuple[int | None, int], list[tuple[int, _Call]]] = {}
-    for index, event in enumerate(trace.events or ()):
-        around = opened.setdefault((event.rank, event.thread), [])
-        outer = around[-1][1] if around else root
+    costs = region_costs(trace, cost_model)
+    covered = find_covered(trace, costs)
+    modules: dict[RegionCall | None, _Call] = {None: root}  # open region → the innermost module's call
+    for kind, event, place, index in walk_events(trace):
         known = (event.stack, event.phase) not in covered
-        if event.kind == "op":
+        if kind == "op":
             signature = trace.signatures[event.item]
-            flops = _sum(pricer.op_cost(signature)) if known else 0
-            outer.inner.append(_Call("op", signature.packet, index, flops))
-        elif event.kind == "enter":
-            region = trace.regions[event.item]
-            if region.kind == "module":
-                call = _Call("module", region.name)
-                outer.inner.append(call)
-                outer = call
-            around.append((event.item, outer))
-        elif event.kind == "exit":
-            number = trace.region_signatures[event.item].region
-            ended = _leave(around, number)
-            if ended is not None and trace.regions[number].kind == "module":
+            flops = _sum(cost_model.op_cost(signature)) if known else 0
+            modules[place].inner.append(_Call("op", signature.packet, index, flops))
+        elif place is None:
+            continue
+        elif kind == "enter":
+            region = trace.regions[place.region]
+            modules[place] = outer = modules[place.parent]
+            if region.kind == "module" and event.kind == "enter":
+                modules[place] = _Call("module", region.name)
+                outer.inner.append(modules[place])
+        else:
+            ended = modules.pop(place)
+            if kind == "exit" and trace.regions[place.region].kind == "module" and place.begin.kind == "enter":
                 ended.index = index
-            if event.item in priced and known and not event.raised:
-                told = outer if ended is None else ended
-                told.flops = (told.flops or 0) + (_sum(priced[event.item].amounts) or 0)
+            if kind == "exit" and event.item in costs and known and not event.raised:
+                ended.flops = (ended.flops or 0) + (_sum(costs[event.item].costs) or 0)
     return root
 
 
-def _leave(around: list[tuple[int, _Call]], region: int) -> _Call | None:
-    """Return the call that the end of a region ends, closing all inside it; None if the region was not entered."""
-    if all(opened != region for opened, _ in around):
-        return None
-    while around[-1][0] != region:
-        around.pop()
-    return around.pop()[1]
-
-
-def _sum(amounts: Sequence[Amount]) -> int | None:
-    known = [int(amount.value) for amount in amounts if amount.status is not Status.UNKNOWN]
+def _sum(costs: Sequence[OpCost]) -> int | None:
+    known = [int(cost.value) for cost in costs if cost.status is not Status.UNKNOWN]
     return sum(known) if known else None
 
 

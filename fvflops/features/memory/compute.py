@@ -166,8 +166,9 @@ def read_memory(
 
 def _devices(trace: Trace) -> Counter[str]:
     """Return device → bytes of all its storages; a run by shapes is on the one device that it answers for."""
-    if trace.about.get("execution") == "shapes" and "device" in trace.about:
-        return Counter({trace.about["device"]: 1})
+    info = trace.info
+    if info.execution == "shapes" and info.device:
+        return Counter({info.device: 1})
     devices: Counter[str] = Counter()
     for storage in trace.storages:
         devices[storage.device] += storage.nbytes

@@ -7,13 +7,13 @@ import sys
 import torch
 from torch import nn
 
-from fvflops.analysis.inputs import bind_inputs
-from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again, weigh_by
+from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.restore import ContainerSnapshot
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import recording_lock, suspend_outer_recordings
+from fvflops.capture.run import Weigh, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.workspaces import OWN_KERNELS
@@ -62,38 +62,33 @@ def predict_memory(
 
 def _record(analysis: ModelAnalysis) -> Trace:
     """Return the trace of an analysis, of one that can be recorded again with all that composite ops do."""
-    if analysis._loaded:
+    run = model_run(analysis)
+    if run is None:
         return analysis.trace()
     known = len(sys.modules)
-    trace = _record_again(analysis)
+    trace = _record_again(analysis, run)
     # A rule that made torch import more of itself left cycles, in whose frames the tensors of that moment live on.
-    return trace if len(sys.modules) == known else _record_again(analysis)
+    return trace if len(sys.modules) == known else _record_again(analysis, run)
 
 
-def _record_again(analysis: ModelAnalysis) -> Trace:
-    if isinstance(analysis, TrainingStepAnalysis) or analysis._execution == "real":
-        return analysis._record(_STOPS)
-    trace = _record_without_gradients(analysis)
-    return analysis._record(_STOPS) if trace is None else trace
+def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
+    if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
+        return record_again(analysis, _STOPS)
+    trace = _record_without_gradients(run, weigh_by(analysis))
+    return record_again(analysis, _STOPS) if trace is None else trace
 
 
-def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
+def _record_without_gradients(run: ModelRun, weigh: Weigh) -> Trace | None:
     """Return the trace of a forward pass under no_grad by shapes, or None where that cannot be had.
 
     Below autograd, where forward passes are counted, some composite ops choose other kernels than here: linear looks
     at whether its weight wants a gradient (should_fold in LinearAlgebra.cpp).
     """
-    if not isinstance(analysis._model, nn.Module):
+    model = run.model
+    if not isinstance(model, nn.Module):
         return None
-    args, kwargs = bind_inputs(analysis._model, analysis._inputs, analysis._kwargs)
-    session = Session(
-        analysis._model,
-        stops_at=_STOPS,
-        execution="shapes",
-        device=analysis._device,
-        assume=analysis._assume,
-        weigh=analysis._estimate_cost,
-    )
+    args, kwargs = run.arguments()
+    session = Session(model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, weigh=weigh)
     held, complete = ContainerSnapshot(), False
     with deferred():
         held.watch((args, kwargs), objects=True)
@@ -103,7 +98,7 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
                 try:
                     shapes = session.in_shapes((args, dict(kwargs)))
                     with torch.no_grad(), model_runs():
-                        result = analysis._model(*shapes[0], **shapes[1])
+                        result = model(*shapes[0], **shapes[1])
                     complete = True
                 finally:
                     try:
@@ -117,4 +112,4 @@ def _record_without_gradients(analysis: ModelAnalysis) -> Trace | None:
                 raise
             return None
     trace = session.trace()
-    return None if "supposed" in trace.about and analysis._execution == "auto" else trace
+    return None if trace.info.assumed and run.execution == "auto" else trace

@@ -30,7 +30,7 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
 
     Buffers are sent to all ranks before the forward run, as is its default.
     """
-    device = trace.about["device"]
+    device = trace.info.device
     gradients = Counter[str]()
     added: list[Call] = []
     for spec in _trained(trace, model):
@@ -76,7 +76,7 @@ def accumulate(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
 def _trained(trace: Trace, model: nn.Module) -> list[TensorSpec]:
     """Return what a rank holds of each parameter that wants a gradient, on the device that the trace shows."""
     held = [local_spec(parameter) for parameter in model.parameters() if parameter.requires_grad]
-    return [replace(spec, device=trace.about["device"]) for spec in held]
+    return [replace(spec, device=trace.info.device) for spec in held]
 
 
 def repeat(trace: Trace, times: int) -> Trace:

@@ -7,19 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fvflops.counting.count import CostModel, RegionAmounts, find_covered, name_region, region_costs
+from fvflops.counting.count import CostModel, RegionCost, find_covered, name_region, region_costs
 from fvflops.counting.timing import BY_OWNER, Times, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.features.profiling.model import Profile, ProfileRow
 from fvflops.features.roofline.model import Roofline
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Phase → name of a module or an op → its sums so far.
 _Tables = dict[str, dict[str, Counter[str]]]
 
 
-def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roofline | None = None) -> Profile:
+def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
     """Return the time and memory of the modules and operators of a measured Trace, beside their FLOPs and bytes.
 
     A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
@@ -38,7 +39,7 @@ def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roof
     """
     columns = measured_columns(trace)
     times = sum_times(trace)
-    walk = _Walk(trace, times, pricer)
+    walk = _Walk(trace, times, cost_model)
     walk.run()
     tables = _Both(walk)
     for entry in counts.entries:
@@ -64,8 +65,7 @@ def measure_rows(trace: Trace, counts: Counts, pricer: CostModel, roofline: Roof
 
 def measured_columns(trace: Trace) -> tuple[str, ...]:
     """Return which of "time" and "memory" a Trace has; a Trace with neither raises TraceError."""
-    told = trace.about.get("measured", "")
-    columns = tuple(name for name in ("time", "memory") if name in told)
+    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
     if not columns or trace.events is None:
         raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
     return columns
@@ -73,12 +73,12 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
 
 def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
     """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
-    moved, pricer = split_by_aliasing(trace)
+    moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
     unmoved: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
-        traffic = pricer.op_traffic(signature)
+        traffic = cost_model.op_traffic(signature)
         operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
             unmoved[signature.packet] += calls
@@ -152,18 +152,6 @@ class _Memory:
 
 
 @dataclass(slots=True)
-class _Opened:
-    """An open region: its module's name, None for a function, and the peak memory of ops in it so far."""
-
-    name: str | None
-    peak: int | None = None
-
-    def hold(self, peak: int | None) -> None:
-        if peak is not None and (self.peak is None or peak > self.peak):
-            self.peak = peak
-
-
-@dataclass(slots=True)
 class _Both:
     """Sums by module and by operator."""
 
@@ -189,14 +177,15 @@ class _Walk:
     `covering` maps a stack and a phase to the operator that includes all ops there.
     """
 
-    def __init__(self, trace: Trace, times: Times, pricer: CostModel) -> None:
+    def __init__(self, trace: Trace, times: Times, cost_model: CostModel) -> None:
         self._trace = trace
-        self._priced = region_costs(trace, pricer)
-        self.covering = _find_covering(trace, self._priced)
+        self._region_costs = region_costs(trace, cost_model)
+        self.covering = _find_covering(trace, self._region_costs)
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
-        self._opened: dict[int, list[_Opened]] = defaultdict(list)
+        # Open region → the peak memory of ops in it so far.
+        self._peaks: dict[RegionCall | None, int] = {}
         self.module_times: dict[str, dict[str, _Timed]] = {
             # Where no module is called, the timings count the calls of ops.
             phase: {
@@ -215,14 +204,13 @@ class _Walk:
 
     def run(self) -> None:
         """Walk over all events."""
-        for event in self._trace.events or ():
-            if event.kind == "enter":
-                region = self._trace.regions[event.item]
-                self._opened[event.thread].append(_Opened(region.name if region.kind == "module" else None))
-            elif event.kind == "exit":
-                self._leave(event)
-            elif event.kind == "op":
-                self._call(event)
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._call(event, call)
+            elif kind == "exit" and call is not None:
+                self._leave(event, call)
+            elif kind == "unfinished" and call is not None:
+                self._hold(call.parent, self._peaks.pop(call, None))
 
     def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that include the ops of a scope, the root first."""
@@ -243,11 +231,15 @@ class _Walk:
     def _time(self, phase: str, name: str) -> _Timed:
         return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
 
-    def _call(self, event: Event) -> None:
+    def _hold(self, call: RegionCall | None, peak: int | None) -> None:
+        if peak is not None:
+            self._peaks[call] = max(peak, self._peaks.get(call, peak))
+
+    def _call(self, event: Event, around: RegionCall | None) -> None:
         scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
-        around = self.covering.get((event.stack, phase))
-        operator = self._trace.signatures[event.item].packet if around is None else around
-        self.operator_times[phase][operator].add(duration, calls=int(around is None))
+        covering = self.covering.get((event.stack, phase))
+        operator = self._trace.signatures[event.item].packet if covering is None else covering
+        self.operator_times[phase][operator].add(duration, calls=int(covering is None))
         if not scope and phase not in BY_OWNER:
             # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
             self._time(phase, "").add(duration, calls=0)
@@ -268,38 +260,35 @@ class _Walk:
             return
         if not scope:
             self.module_memory[phase][""].add(*memory)
-        opened = self._opened[event.thread]
-        if opened:
-            opened[-1].hold(event.memory_peak)
+        self._hold(around, event.memory_peak)
 
-    def _leave(self, event: Event) -> None:
-        opened = self._opened[event.thread]
-        region = self._trace.regions[self._trace.region_signatures[event.item].region]
-        closed = opened.pop() if opened else _Opened(region.name)
-        closed.hold(event.memory_peak)
-        if opened:
-            opened[-1].hold(closed.peak)
-        if event.item in self._priced and (event.stack, event.phase) not in self.covering and not event.raised:
+    def _leave(self, event: Event, call: RegionCall) -> None:
+        region = self._trace.regions[call.region]
+        self._hold(call, event.memory_peak)
+        peak = self._peaks.pop(call, None)
+        self._hold(call.parent, peak)
+        if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
             self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
         names = [region.name]
-        outer = [one.name for one in opened if one.name is not None]
+        regions = [self._trace.regions[outer.region] for outer in call.around()]
+        around = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
-            if not any(_is_in(inner, name) for inner in outer):
+            if not any(_is_in(inner, name) for inner in around):
                 self._time(event.phase, name).total += event.duration_ns or 0
                 names.append(name)
         if event.memory_before is not None and event.memory_after is not None:
             for name in names:
-                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, closed.peak)
+                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
 
 
-def _find_covering(trace: Trace, priced: Mapping[int, RegionAmounts]) -> dict[tuple[int, str], str]:
+def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
     """Return (stack, phase) → the operator that covers its ops."""
-    regions = {trace.region_signatures[index].region for index, amounts in priced.items() if amounts.exclusive}
+    regions = {trace.region_signatures[index].region for index, cost in costs.items() if cost.exclusive}
     return {
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
-        for stack, phase in find_covered(trace, priced)
+        for stack, phase in find_covered(trace, costs)
     }
 
 

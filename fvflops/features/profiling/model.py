@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fvflops.trace import PHASES, check_phase
 from fvflops.trace.module_tree import ModuleTree
-from fvflops.trace.trace import PHASES, check_phase
 
 # A row is an outlier if its shares of the time and of the FLOPs differ by this factor and by this part of the whole.
 FACTOR = 2

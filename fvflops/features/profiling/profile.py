@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.inputs import bind_inputs, check_repeatable
+from fvflops.analysis.inputs import check_repeatable
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
@@ -169,10 +169,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         if not self._measured:
             raise TraceError("no measured run was completed")
         found = copying.copy(self)
-        found._trace = self._finish(self._measured)
-        found._loaded = True
-        found._modules = found._trace.modules
-        found._counts = found._by_both = None
+        found._load(self._finish(self._measured))
         return found
 
     def _measure_lines(self, trace: Trace, device: str | Device | None) -> Profile:
@@ -181,19 +178,20 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(found, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
+        model = self._run.the_model()
+        args, kwargs = self._run.arguments()
         if len(self._plan) > 1 or "time" in self._measure:
             check_repeatable(args, kwargs)
-        if any(tensor.device.type == "meta" for tensor in _tensors(self._model, args, kwargs)):
+        if any(tensor.device.type == "meta" for tensor in _tensors(model, args, kwargs)):
             raise ValueError(
                 "a profile needs real execution, and the meta device has no numbers: build the model on cpu or cuda"
             )
         self._measured, self._clocked, self._broken = [], [], ""
         for index, action in enumerate(self._plan):
-            versions = _versions(self._model)
+            versions = _versions(model)
             try:
                 trace = record_call(
-                    self._model,
+                    model,
                     args,
                     kwargs,
                     stops_at=stops_at,
@@ -221,13 +219,14 @@ class ProfileAnalysis(FlopCountAnalysis):
 
         `versions` are those of the model's parameters before that run. The list is empty where there are no times.
         """
-        if "time" not in self._measure or self._compiled or not isinstance(self._model, nn.Module):
+        model = self._run.the_model()
+        if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
-        uses_autograd = trace.about["vocabulary"] == "core" and torch.is_grad_enabled()
+        uses_autograd = trace.info.vocabulary == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
-        return [clock_modules(self._model, args, kwargs, gradients=gradients, written=written)]
+        return [clock_modules(model, args, kwargs, gradients=gradients, written=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)
@@ -257,8 +256,8 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(trace, events=tuple(events), about=about)
 
     def _describe_device(self) -> str:
-        args, kwargs = bind_inputs(self._model, self._inputs, self._kwargs)
-        device = next((tensor.device for tensor in _tensors(self._model, args, kwargs)), torch.device("cpu"))
+        args, kwargs = self._run.arguments()
+        device = next((tensor.device for tensor in _tensors(self._run.the_model(), args, kwargs)), torch.device("cpu"))
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Protocol
 
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.count import Amount, CostModel, RegionAmounts, count
+from fvflops.counting.count import CostModel, RegionCost, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.counting.traffic.traffic_rules import bytes_in
 from fvflops.features.roofline.model import Bounded, Load, Roofline
 from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
 from fvflops.features.utilisation.devices import Device, find_device, short_dtype
-from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
 
 
@@ -59,10 +59,10 @@ def roofline(
         raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
     trace = recorded if isinstance(recorded, Trace) else recorded.trace()
     chosen = resolve_table(table)
-    trace, bytes_pricer = split_by_aliasing(trace)
-    pricer = _WorkPricer(TableCostModel(chosen, "flops"), bytes_pricer, trace.modules)
+    trace, traffic_model = split_by_aliasing(trace)
+    cost_model = _WorkCostModel(TableCostModel(chosen, "flops"), traffic_model, trace.modules)
     clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)
-    counts = count(trace, pricer, "bytes")
+    counts = count(trace, cost_model, "bytes")
     entries = tuple(clock.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
     if clock.without_peak and not clock.peaks:
         known.peak(next(iter(clock.without_peak)))  # which says what the device has
@@ -74,13 +74,13 @@ def roofline(
         trace.modules,
         entries,
         unknown=counts.ledger()[Status.UNKNOWN],
-        unmoved=count(trace, bytes_pricer, "bytes").ledger()[Status.UNKNOWN],
+        unmoved=count(trace, traffic_model, "bytes").ledger()[Status.UNKNOWN],
         without_peak=clock.without_peak,
     )
 
 
-class _WorkPricer:
-    """Cost model of FLOPs and bytes at once: an amount's value is its bytes, its status that of its FLOPs.
+class _WorkCostModel:
+    """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
 
     The memory traffic of a region that the table counts as one is its inputs, outputs and parameters.
     """
@@ -98,26 +98,24 @@ class _WorkPricer:
     def counts_modules(self) -> bool:
         return self._flops.counts_modules
 
-    def op_cost(self, signature: Signature) -> tuple[Amount, ...]:
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         traffic = self._moved.op_traffic(signature)
         return _with_bytes(self._flops.op_cost(signature), 0 if traffic is None else sum(traffic))
 
-    def region_cost(
-        self, region: Region, module: ModuleInfo | None, signature: RegionSignature
-    ) -> RegionAmounts | None:
-        priced = self._flops.region_cost(region, module, signature)
-        if priced is None:
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        cost = self._flops.region_cost(region, module, signature)
+        if cost is None:
             return None
-        moved = bytes_in((*signature.inputs, *signature.outputs)) if priced.exclusive else 0
-        if module is not None and priced.exclusive:
+        moved = bytes_in((*signature.inputs, *signature.outputs)) if cost.exclusive else 0
+        if module is not None and cost.exclusive:
             inside = f"{module.name}." if module.name else ""
             moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
-        return RegionAmounts(_with_bytes(priced.amounts, moved), priced.exclusive)
+        return RegionCost(_with_bytes(cost.costs, moved), cost.exclusive)
 
 
-def _with_bytes(amounts: tuple[Amount, ...], moved: int) -> tuple[Amount, ...]:
-    """Return the amounts with bytes as values: all on the first, 0 on the others."""
-    return tuple(amount._replace(value=0 if index else moved) for index, amount in enumerate(amounts))
+def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
+    """Return the costs with bytes as values: all on the first, 0 on the others."""
+    return tuple(cost._replace(value=0 if index else moved) for index, cost in enumerate(costs))
 
 
 class _Clock:

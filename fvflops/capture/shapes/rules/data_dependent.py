@@ -139,6 +139,17 @@ def encode_one_hot(given: Size, self: torch.Tensor, num_classes: int = -1) -> to
     return self.new_empty((*self.shape, _whole(given, self.numel())), dtype=torch.int64)
 
 
+def encode_known_one_hot(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Return one row per element of as many zeros as there are classes; without their number the values say it.
+
+    Contiguous, as torch's kernels write it for real tensors; for meta tensors torch compares instead.
+    """
+    if num_classes < 0:
+        _want_values(self, "aten::one_hot")
+        num_classes = int(self.max()) + 1
+    return self.new_empty((*self.shape, num_classes), dtype=torch.int64)
+
+
 def suppress(given: Size, dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """Return the indices of the boxes that are kept."""
     return dets.new_empty(take(given, len(dets)), dtype=torch.int64)
@@ -244,4 +255,5 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::combinations": combine,
     "aten::masked_select": select_known,
     "aten::narrow.Tensor": narrow,
+    "aten::one_hot": encode_known_one_hot,
 }

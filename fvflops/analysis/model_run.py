@@ -1,0 +1,68 @@
+"""What an analysis runs when a result is first asked for: a model, its inputs, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis.inputs import bind_inputs
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.run import EXECUTIONS, Model, Weigh, record_call
+from fvflops.trace import StopsAt, Trace, TraceError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelRun:
+    """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace."""
+
+    model: Model | None
+    inputs: Any = None
+    kwargs: Mapping[str, Any] | None = None
+    execution: str = "auto"
+    device: str | torch.device | None = None
+    assume: Mapping[str, Any] | None = None
+    lines: bool = False
+
+    def __post_init__(self) -> None:
+        if self.execution not in EXECUTIONS:
+            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {self.execution!r}")
+        if isinstance(self.model, nn.Module):
+            object.__setattr__(self, "model", unwrap_compiled(self.model))
+
+    def changed(self, model: Model | None, inputs: Any) -> ModelRun:
+        """Return the run of another model, or of other inputs, where these are not None."""
+        return replace(
+            self,
+            model=self.model if model is None else model,
+            inputs=self.inputs if inputs is None else inputs,
+        )
+
+    def the_model(self) -> Model:
+        """Return the model; where there is none it raises TraceError."""
+        if self.model is None:
+            raise TraceError("an analysis of a trace has no model to run: give copy() a new_model and new_inputs")
+        return self.model
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of the model's call."""
+        return bind_inputs(self.the_model(), self.inputs, self.kwargs)
+
+    def record(self, *, stops_at: StopsAt, weigh: Weigh, quiet: bool) -> Trace:
+        """Run the model once and return its Trace."""
+        args, kwargs = self.arguments()
+        return record_call(
+            self.the_model(),
+            args,
+            kwargs,
+            stops_at=stops_at,
+            execution=self.execution,
+            device=self.device,
+            assume=self.assume,
+            weigh=weigh,
+            quiet=quiet,
+            lines=self.lines,
+        )

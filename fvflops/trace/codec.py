@@ -1,0 +1,136 @@
+"""Traces as JSON text, written and read; what is read is checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceColumns, TraceError
+from fvflops.trace.signature import RegionSignature, Signature
+from fvflops.trace.spec import Value, decode_value, encode_value
+from fvflops.trace.validation import validate
+
+SCHEMA = 1
+_FORMAT = "fvflops.trace"
+_SHOWN = 200  # characters of what is wrong
+
+T = TypeVar("T", bound=TraceColumns)
+
+
+def encode(trace: TraceColumns) -> str:
+    """Return a trace as JSON text, its events by column."""
+    return json.dumps(
+        {
+            "format": _FORMAT,
+            "schema": SCHEMA,
+            "about": dict(trace.about),
+            "complete": trace.complete,
+            "stops_at": {"names": sorted(trace.stops_at.names), "everything": trace.stops_at.everything},
+            "decomposed": sorted(trace.decomposed),
+            "active": sorted(trace.active),
+            "modules": trace.modules.encode(),
+            "regions": [list(region) for region in trace.regions],
+            "stacks": [list(stack) for stack in trace.stacks],
+            "ops": {item.op: [list(item.names), item.schema] for item in trace.signatures},
+            "signatures": [
+                [
+                    *(item.op, encode_value(item.inputs), encode_value(item.outputs)),
+                    *((item.source,) if item.source else ()),
+                ]
+                for item in trace.signatures
+            ],
+            "region_signatures": [
+                [item.region, encode_value(item.inputs), encode_value(item.outputs)] for item in trace.region_signatures
+            ],
+            "calls": [[*key, count] for key, count in trace.calls.items()],
+            "region_calls": [[*key, count] for key, count in trace.region_calls.items()],
+            "events": None if trace.events is None else _encode_events(trace.events),
+            "storages": [list(storage) for storage in trace.storages],
+            **({"lines": list(trace.lines)} if trace.lines else {}),
+        },
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+
+
+def decode(text: str, make: Callable[..., T]) -> T:
+    """Return the trace of a JSON text, made of its columns by `make`; text that is no whole trace raises TraceError."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"this is no whole trace: it is not JSON ({error}); save it again") from error
+    except RecursionError:
+        raise TraceError("this is no trace: it is nested too deeply") from None
+    if not isinstance(record, dict) or record.get("format") != _FORMAT:
+        raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
+    if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
+        schema = repr(record.get("schema"))[:_SHOWN]
+        raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
+    try:
+        trace = _decode(record, make)
+        validate(trace, PHASES)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise TraceError(f"this trace is damaged: {kind}{str(error)[:_SHOWN]}; save it again") from error
+    return trace
+
+
+def _encode_events(events: Sequence[Event]) -> dict[str, Any]:
+    columns: dict[str, Any] = {"length": len(events)}
+    for index, name in enumerate(Event._fields):
+        column = [event[index] for event in events]
+        default = Event._field_defaults.get(name)
+        if name not in Event._field_defaults or any(value != default for value in column):
+            columns[name] = column
+    return columns
+
+
+def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
+    unknown = columns.keys() - set(Event._fields) - {"length"}
+    if unknown:
+        raise ValueError(f"events have columns that this version does not know: {sorted(unknown)}")
+    names = [name for name in Event._fields if name in columns]
+    for name in ("reads", "writes"):
+        if name in columns:
+            columns[name] = [tuple(item) for item in columns[name]]
+    if any(len(columns[name]) != columns["length"] for name in names):
+        raise ValueError("the columns of its events differ in length")
+    return tuple(
+        Event(**dict(zip(names, row, strict=True))) for row in zip(*(columns[name] for name in names), strict=True)
+    )
+
+
+def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
+    ops = {op: (tuple(names), schema) for op, (names, schema) in record["ops"].items()}
+    return make(
+        modules=ModuleTree.decode(record["modules"]),
+        regions=tuple(Region(*item) for item in record["regions"]),
+        stacks=tuple(tuple(stack) for stack in record["stacks"]),
+        signatures=tuple(
+            Signature(op, ops[op][0], _values(inputs), _values(outputs), ops[op][1], *source)
+            for op, inputs, outputs, *source in record["signatures"]
+        ),
+        region_signatures=tuple(
+            RegionSignature(region, _values(inputs), _values(outputs))
+            for region, inputs, outputs in record["region_signatures"]
+        ),
+        calls={(item, stack, phase): count for item, stack, phase, count in record["calls"]},
+        region_calls={(item, stack, phase): count for item, stack, phase, count in record["region_calls"]},
+        events=None if record["events"] is None else _decode_events(record["events"]),
+        storages=tuple(Storage(*item) for item in record["storages"]),
+        stops_at=StopsAt(frozenset(record["stops_at"]["names"]), record["stops_at"]["everything"]),
+        decomposed=frozenset(record["decomposed"]),
+        active=frozenset(record["active"]),
+        about=record["about"],
+        complete=record["complete"],
+        lines=tuple(record.get("lines", ())),
+    )
+
+
+def _values(record: list[Any]) -> tuple[Value, ...]:
+    value = decode_value(record)
+    if not isinstance(value, tuple):
+        raise ValueError(f"a signature holds {record} where a list belongs")
+    return value

@@ -1,0 +1,668 @@
+"""A run by shapes leaves nothing behind: the model, inputs, caches and generators are as before, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.session import Session
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.trace import StopsAt, Trace
+from tests.support.models.whole_models import build_case
+
+# A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
+Loss = Callable[[Any], torch.Tensor] | None
+
+
+def add_up(out: Any) -> torch.Tensor:
+    return torch.stack([part.sum() for part in tensors_of(out) if part.is_floating_point()]).sum()
+
+
+LOSSES = pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+EXECUTIONS = pytest.mark.parametrize("execution", ["shapes", "auto"])
+TRAININGS = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def reachable(root: Any, *, closures: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield (path, object) for all that can be reached from an object: attributes, items, gradients, closures."""
+    seen: set[int] = set()
+    pending: list[tuple[str, Any]] = [("", root)]
+    while pending:
+        path, item = pending.pop()
+        if id(item) in seen or isinstance(item, (type, ModuleType, str, bytes, int, float, type(None))):
+            continue
+        seen.add(id(item))
+        yield path, item
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                name = key if isinstance(key, (str, int)) else type(key).__name__
+                pending += [(f"{path}.key {name}", key), (f"{path}[{name!r}]", value)]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            pending += [(f"{path}[{index}]", value) for index, value in enumerate(item)]
+        elif isinstance(item, MethodType):
+            pending.append((f"{path}.__self__", item.__self__))
+        elif isinstance(item, FunctionType) and closures:
+            cells = zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+            pending += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
+        if isinstance(item, torch.Tensor) and item.is_leaf:
+            pending.append((f"{path}.grad", item.grad))
+        pending += [(f"{path}.{name}", value) for name, value in getattr(item, "__dict__", {}).items()]
+
+
+def left_over(root: Any) -> list[str]:
+    """Return the paths of the shape tensors, and of tensors with a history, that can be reached from an object."""
+    return [
+        path
+        for path, item in reachable(root)
+        if isinstance(item, torch.Tensor) and (isinstance(item, ShapeTensor) or item.grad_fn is not None)
+    ]
+
+
+def describe(root: Any) -> dict[str, Any]:
+    """Return path → what can be seen of each object there: identity, and of tensors everything, bits included."""
+    seen: dict[str, Any] = {}
+    for path, item in reachable(root, closures=False):
+        if isinstance(item, torch.Tensor):
+            bits = item.detach().cpu().contiguous().view(torch.uint8) if item.dim() and not item.is_meta else None
+            seen[path] = (
+                id(item),
+                type(item),
+                item.dtype,
+                item.device,
+                tuple(item.shape),
+                item.stride(),
+                item.storage_offset(),
+                item.untyped_storage()._cdata,
+                item.requires_grad,
+                item.is_leaf,
+                None if item.is_meta else item.tolist() if bits is None else bits.numpy().tobytes(),
+            )
+        elif isinstance(item, (dict, list, set, deque)):
+            seen[path] = id(item), type(item), len(item)
+        else:
+            seen[path] = id(item)
+        for name, value in getattr(item, "__dict__", {}).items():
+            if isinstance(value, (bool, int, float, str)) or value is None:
+                seen[f"{path}.{name}="] = value
+    return seen
+
+
+def generators() -> tuple[Any, ...]:
+    state = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2]
+
+
+def settings() -> dict[str, Any]:
+    """Return the settings and hooks that a run could leave changed."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "fastpath": torch.backends.mha.get_fastpath_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "excluded": torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+        "included": torch._C._dispatch_tls_local_include_set().raw_repr(),
+        "function apply": "apply" in vars(torch.autograd.function._SingleLevelFunction),
+        "global hooks": [
+            len(hooks)
+            for name, hooks in vars(torch.nn.modules.module).items()
+            if name.startswith("_global_") and isinstance(hooks, dict)
+        ],
+    }
+
+
+class Untouched:
+    """A check that what is inside the block leaves things as they are; what they are is compared bit for bit."""
+
+    def __init__(self, *things: Any) -> None:
+        self.things = things
+
+    def look(self) -> tuple[Any, ...]:
+        return [describe(thing) for thing in self.things], generators(), settings()
+
+    def __enter__(self) -> None:
+        gc.collect()
+        self.before = self.look()
+
+    def __exit__(self, *_: Any) -> None:
+        gc.collect()
+        before, after = self.before, self.look()
+        for one, other in zip(before[0], after[0], strict=True):
+            differing = [path for path in one.keys() | other.keys() if one.get(path) != other.get(path)]
+            if differing:  # not by assert, whose message pytest cuts short
+                raise AssertionError(f"these differ: {', '.join(sorted(differing))}")
+        assert before[1] == after[1]
+        for name in before[2]:
+            assert (name, before[2][name]) == (name, after[2][name])
+        assert [left_over(thing) for thing in self.things] == [[] for _ in self.things]
+
+
+class Touchy(nn.Module):
+    """A model that changes what a run can change, and keeps what it computed wherever a model can keep a thing."""
+
+    def __init__(self, *, raises: bool = False, asks: bool = False, on_meta: bool = False) -> None:
+        super().__init__()
+        self.raises, self.asks, self.on_meta = raises, asks, on_meta
+        self.norm = nn.BatchNorm1d(4)
+        # Without a momentum it averages over all batches, and must know how many there were: on meta it cannot.
+        self.average = nn.BatchNorm1d(4, momentum=0.1 if on_meta else None)
+        self.fc = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.old = nn.utils.spectral_norm(nn.Linear(4, 4))
+        self.last = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("window", torch.zeros(2, 4))
+        self.register_buffer("replaced", torch.zeros(4))
+        self.register_buffer("unset", None)
+        self.outside = torch.zeros(4)
+        self.counter = torch.zeros(2, dtype=torch.int64)
+        self.history: list[Any] = []
+        self.kept: dict[str, Any] = {"first": torch.ones(1)}
+        self.nested = {"deep": [{"deeper": []}]}
+        self.waiting: deque[Any] = deque(maxlen=3)
+        self.names: set[str] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.window[0] = x.detach().mean(0)
+        self.window.mul_(0.5)
+        self.outside += x.detach()[0]
+        self.counter += 1
+        self.counter[1] += self.counter[0]
+        self.replaced = self.replaced + x.detach()[0]
+        self.unset = x.detach() * 2
+        self.lazily = x * 2
+        self.history.append(x)
+        self.kept["last"] = x + 1
+        self.nested["deep"][0]["deeper"].append(x)
+        self.waiting.append(x)
+        self.names.add("called")
+        if not self.on_meta:
+            self.last.weight.data = self.last.weight.data * 2
+        self.last.bias.data.mul_(3)
+        self.last.extra = nn.Parameter(x.detach()[0])
+        self.added = nn.Linear(4, 4)
+        x = self.old(self.fc(self.average(self.norm(x))))
+        x = F.dropout(x * random.random() * float(np.random.rand()) + torch.rand(1), 0.5, self.training)
+        self.last.register_forward_hook(lambda module, args, out: None)
+        if self.asks:
+            x = x * x.sum().item()
+        if self.raises:
+            raise ZeroDivisionError("in the middle")
+        return self.last(x)
+
+
+@EXECUTIONS
+@LOSSES
+@TRAININGS
+def test_a_model_is_as_before(execution: str, loss: Loss, training: bool):
+    model, x = Touchy().train(training), torch.randn(5, 4)
+    with Untouched(model, x):
+        assert record_call(model, (x,), execution=execution, loss=loss).about["execution"] == "shapes"
+
+
+@EXECUTIONS
+@LOSSES
+@TRAININGS
+def test_a_model_is_as_before_when_it_raises(execution: str, loss: Loss, training: bool):
+    model, x = Touchy(raises=True).train(training), torch.randn(5, 4)
+    with Untouched(model, x), pytest.raises(ZeroDivisionError, match="in the middle"):
+        record_call(model, (x,), execution=execution, loss=loss)
+
+
+@LOSSES
+@TRAININGS
+def test_a_model_is_as_before_when_it_needs_a_number(loss: Loss, training: bool):
+    model, x = Touchy(asks=True).train(training), torch.randn(5, 4)
+    with Untouched(model, x):
+        assert record_call(model, (x,), loss=loss).about["execution"] == "real"
+    with Untouched(model, x), pytest.raises(ExecutionError):
+        record_call(model, (x,), loss=loss, execution="shapes")
+
+
+@LOSSES
+def test_a_model_on_meta_is_as_before(loss: Loss):
+    model, x = Touchy(on_meta=True).to("meta"), torch.randn(5, 4)
+    with Untouched(model, x):
+        record_call(model, (x,), loss=loss)
+
+
+def test_the_check_sees_each_change():
+    """Run the model bare: everything that the check compares must then differ."""
+    model, x = Touchy(), torch.randn(5, 4, requires_grad=True)
+    check = Untouched(model, x)
+    with pytest.raises(AssertionError) as caught, check:
+        model(x)
+    paths = str(caught.value)
+    changed = "steps window replaced unset outside counter running_mean num_batches_tracked _u"
+    kept = "lazily history kept deeper waiting names extra added _forward_hooks"
+    for name in (*changed.split(), *kept.split()):
+        assert name in paths, name
+    assert left_over(model)
+    before = generators()
+    random.random()
+    assert generators() != before
+    model = nn.Linear(4, 4)
+    with pytest.raises(AssertionError, match="weight"), Untouched(model):
+        model.weight.data[0, 0] += 1e-7
+    with pytest.raises(AssertionError, match="grad"), Untouched(model):
+        model(x).sum().backward()
+    with pytest.raises(AssertionError), Untouched(model), torch.enable_grad():
+        torch.autograd.set_detect_anomaly(True)
+    torch.autograd.set_detect_anomaly(False)
+
+
+def test_the_search_finds_shape_tensors_wherever_they_are():
+    class Holder:
+        pass
+
+    y, holder, module, leaf = record_one(), Holder(), nn.Module(), torch.ones(2, requires_grad=True)
+    holder.held = module.held = y
+    for hidden in (
+        y,
+        {"a": [(y,)]},
+        [lambda: y],
+        {y},
+        deque([y]),
+        {y: 1},
+        holder,
+        [holder],
+        module,
+        {1: module.extra_repr, 2: module},
+    ):
+        assert left_over(hidden), hidden
+    assert left_over([leaf * 2])
+    assert not left_over([leaf, torch.ones(2), holder.__class__, 1, "text", None])
+
+
+def record_one() -> torch.Tensor:
+    """Return a shape tensor that a program keeps of a run of its own."""
+    session = Session(None, stops_at=StopsAt(), execution="shapes")
+    session.start()
+    tensor = torch.rand(2) * 2
+    session.stop()
+    assert type(tensor) is ShapeTensor
+    return tensor
+
+
+def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
+    """What a program keeps of its own run must not pass for numbers."""
+    tensor = record_one()
+    uses = (lambda: tensor + 1, lambda: torch.ones(2) + tensor, tensor.tolist, tensor.numpy, tensor.sum)
+    for use in uses:
+        with pytest.raises(RuntimeError, match="shapes"):
+            use()
+    assert "ShapeTensor" in repr(tensor)
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
+def test_gradients_are_as_before(has_gradients: bool, on_meta: bool):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to("meta" if on_meta else "cpu")
+    if has_gradients:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 5)
+    x = torch.randn(3, 4, requires_grad=True)
+    x.grad = torch.ones(3, 4)
+    with Untouched(model, x):
+        trace = record_call(model, (x,), execution="shapes", loss=add_up)
+    assert any(phase == "backward" for _, _, phase in trace.calls)
+
+
+def test_frozen_parameters_and_training_flags_are_as_before():
+    class Thaws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4).requires_grad_(False)
+            self.drop = nn.Dropout()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.fc.requires_grad_(True)
+            self.drop.eval()
+            x.requires_grad_()
+            return self.drop(self.fc(x))
+
+    model, x = Thaws(), torch.randn(2, 4)
+    for loss in (None, add_up):
+        with Untouched(model, x):
+            record_call(model, (x,), execution="shapes", loss=loss)
+
+
+# ---- inputs and caches
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        x.mul_(2)
+        cache["k"][:, 2:5] = self.fc(x)
+        cache["v"] = torch.cat([cache["v"], self.fc(x)], 1)
+        cache["new"] = x
+        cache["list"].append(self.fc(x))
+        cache["length"] += 3
+        return F.scaled_dot_product_attention(x, cache["k"], cache["k"])
+
+
+@LOSSES
+@EXECUTIONS
+def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
+    x = torch.randn(1, 3, 4)
+    cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2}
+    model = Attends()
+    with Untouched(model, x, cache):
+        record_call(model, (x, cache), execution=execution, loss=loss)
+    with Untouched(model, x, cache):
+        record_call(model, (x,), {"cache": cache}, execution="real", loss=loss)
+
+
+@LOSSES
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_a_cache_of_transformers_is_as_before(loss: Loss, static: bool):
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+    config = LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
+    )
+    model = LlamaForCausalLM(config).eval()
+    cache = StaticCache(config=config, max_cache_len=16) if static else DynamicCache(config=config)
+    ids = torch.randint(50, (1, 5))
+    with torch.no_grad():
+        model(ids, past_key_values=cache, use_cache=True)
+    options = {"past_key_values": cache, "use_cache": True}
+    logits = None if loss is None else lambda out: out.logits.sum()
+    with Untouched(model, cache, ids):
+        traces = [
+            record_call(model, (ids,), options, execution=execution, loss=logits)
+            for execution in ("shapes", "shapes", "real")
+        ]
+    assert cache.get_seq_length() == 5
+    assert calls_of(traces[0]) == calls_of(traces[1])
+    with torch.no_grad():
+        assert model(ids, past_key_values=cache, use_cache=True).logits.isfinite().all()
+    assert cache.get_seq_length() == 10
+
+
+def test_views_of_one_storage_are_as_before():
+    base = torch.arange(12.0).reshape(3, 4)
+    views = [base[1], base[:, 2], base.t(), base.view(-1)[3:7]]
+
+    def model(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        first.add_(1)
+        second.zero_()
+        return first.sum() + second.sum()
+
+    with Untouched(base, views):
+        record_call(model, (views[0], views[1]), execution="shapes")
+        record_call(model, (views[2], views[3]), execution="auto")
+
+
+def test_integers_that_are_computed_on_the_way_are_as_before():
+    """Small integer tensors are computed for real, in place too: on the caller's own storage."""
+    ids = torch.arange(6).reshape(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+
+    def model(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ids.view(-1)[1:3].add_(10)
+        mask[0] = False
+        mask[1].logical_not_()
+        ids.clamp_(max=3)
+        assert ids.tolist() == [[0, 3, 3], [3, 3, 3]]
+        assert not mask.any()
+        return ids.float() * mask
+
+    with Untouched(ids, mask):
+        assert record_call(model, (ids, mask), execution="shapes").about["execution"] == "shapes"
+
+
+# ---- the next run
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:mobilevit_xxs", "transformers:LlamaModel"])
+@LOSSES
+@TRAININGS
+def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss, training: bool):
+    """In train mode too, where dropout draws numbers and batch norm writes statistics."""
+    torch.manual_seed(0)
+    model, args = build_case(name)
+    model.train(training)
+    args = tuple(torch.cat([arg, arg]) for arg in args)  # batch norm wants more than one value in train mode
+    state = pickle.dumps({key: value.numpy().tobytes() for key, value in model.state_dict().items()})
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        with torch.no_grad():
+            return [tensor.clone() for tensor in tensors_of(model(*args))]
+
+    before = run()
+    restore = {key: value.clone() for key, value in model.state_dict().items()} if training else None
+    record_call(model, args, execution="shapes", loss=loss)
+    if restore is not None:
+        assert all(torch.equal(value, restore[key]) for key, value in model.state_dict().items())
+    else:
+        assert pickle.dumps({key: value.numpy().tobytes() for key, value in model.state_dict().items()}) == state
+    after = run()
+    assert len(before) == len(after)
+    # In train mode no statistic is read in a forward pass, so that the second one gives the same.
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    add_up(model(*args)).backward()
+    assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_module_that_caches_what_it_computed_computes_it_anew():
+    class Rotary(nn.Module):
+        """Keeps its table, as rotary embeddings do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: torch.Tensor | None = None
+            self.tables: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.outer(torch.arange(x.shape[0]).float(), torch.ones(x.shape[1]))
+            if x.shape[0] not in self.tables:
+                self.tables[x.shape[0]] = x.cos()
+            return x * self.table + self.tables[x.shape[0]]
+
+    model, x = Rotary(), torch.randn(3, 4)
+    traces = [record_call(model, (x,), execution="shapes") for _ in range(2)]
+    assert traces[0] == traces[1] and model.table is None and not model.tables
+    out = model(x)
+    assert type(out) is torch.Tensor
+    assert torch.equal(out, x * torch.arange(3.0)[:, None] + x.cos())
+    assert record_call(model, (x,), execution="shapes").about["execution"] == "shapes"
+
+
+# ---- recordings inside recordings, and beside each other
+
+
+def calls_of(trace: Trace) -> Counter[Any]:
+    return Counter(
+        {
+            (trace.signatures[index].op, trace.scope_of(stack), phase): number
+            for (index, stack, phase), number in trace.calls.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("outer", ["shapes", "real", "auto"])
+@pytest.mark.parametrize("inner", ["shapes", "real", "auto"])
+@LOSSES
+def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss):
+    """The inner recording gives what it gives alone, where the outer run has the numbers that it needs."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    traces: list[Trace] = []
+
+    class Analyses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor, *, analyses: bool) -> torch.Tensor:
+            y = self.layer(x)
+            if analyses:
+                traces.append(record_call(layer, (x,), execution=inner))
+                if not (outer != "real" and inner == "real"):
+                    traces.append(record_call(layer, (y,), execution=inner))
+            return self.layer(y)
+
+    model, x = Analyses(), torch.randn(3, 4)
+    alone = record_call(layer, (x,), execution="shapes")
+    plain = record_call(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
+    with Untouched(model, x):
+        trace = record_call(model, (x,), {"analyses": True}, execution=outer, loss=loss)
+    assert traces and all(calls_of(item) == calls_of(alone) for item in traces)
+    if inner != "real" and outer != "real":
+        # Inside a shape run there is nothing to run for real, and inside another by shapes nothing runs.
+        assert calls_of(trace) == calls_of(plain)
+    assert calls_of(trace).keys() >= calls_of(plain).keys()
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@LOSSES
+def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: str, loss: Loss):
+    calls: list[str] = []
+
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise LookupError
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.fails = nn.Linear(4, 4), nn.Linear(4, 4), Fails()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            try:
+                self.fails(x)
+            except LookupError:
+                calls.append("caught")
+            return self.second(x)
+
+    def scale(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        calls.append("before")
+        return (args[0].sin(),)
+
+    def keyword(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        calls.append("before, with keywords")
+        return (args[0][:2].tan(),), kwargs
+
+    def after(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        calls.append("after")
+        return out.cos()
+
+    def always(module: nn.Module, args: Any, out: Any) -> None:
+        calls.append("always")
+
+    def backward(module: nn.Module, grad_input: Any, grad_output: Any) -> tuple[torch.Tensor, ...]:
+        calls.append("backward")
+        return tuple(grad.tanh() for grad in grad_input)
+
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    model.first.register_forward_pre_hook(scale)
+    model.register_forward_pre_hook(keyword, with_kwargs=True)
+    model.first.register_forward_hook(after)
+    model.fails.register_forward_hook(always, always_call=True)
+    model.second.register_full_backward_hook(backward)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: calls.append("global"))
+    try:
+        with Untouched(model, x):
+            trace = record_call(model, (x,), execution=execution, loss=loss)
+    finally:
+        handle.remove()
+    assert trace.about["execution"] == execution
+    owners = {
+        op.split("::")[1]: scope[-1] if scope else None
+        for (op, scope, phase), _ in calls_of(trace).items()
+        if op in ("aten::sin", "aten::cos", "aten::tan") and phase == "forward"
+    }
+    assert owners == {"sin": "first", "cos": "first", "tan": ""}
+    assert calls.count("before") == calls.count("after") == calls.count("always") == calls.count("caught") == 1
+    assert calls.count("before, with keywords") == 1
+    assert calls.count("global") == 3  # for each module that returned
+    assert calls.count("backward") == (1 if loss else 0)
+    linears = [item for item in trace.signatures if item.packet == "aten::addmm"]
+    assert {item.outputs[0].shape for item in linears} == {(2, 4)}
+    if loss:
+        assert any(op == "aten::tanh" and phase == "backward" for op, _, phase in calls_of(trace))
+
+
+@LOSSES
+def test_threads_that_record_and_one_that_trains_do_not_meet(loss: Loss):
+    """Recordings take turns; a bare run of another model beside them is neither seen nor disturbed."""
+    models = [nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)) for width in (3, 5)]
+    x = torch.randn(6, 4)
+    expected = [calls_of(record_call(model, (x,), execution="shapes", loss=loss)) for model in models]
+    seen: list[list[Counter[Any]]] = [[], []]
+    problems: list[BaseException] = []
+    bystander = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    wanted = bystander(x).detach().clone()
+    done = threading.Event()
+
+    def analyse(index: int) -> None:
+        try:
+            for _ in range(10):
+                seen[index].append(calls_of(record_call(models[index], (x,), execution="shapes", loss=loss)))
+        except BaseException as error:
+            problems.append(error)
+
+    def run() -> None:
+        try:
+            while not done.is_set():
+                out = bystander(x)
+                assert type(out) is torch.Tensor and torch.equal(out.detach(), wanted)
+                out.sum().backward()
+        except BaseException as error:
+            problems.append(error)
+
+    analysts = [threading.Thread(target=analyse, args=(index,)) for index in (0, 1)]
+    with Untouched(*models, x):
+        beside = threading.Thread(target=run)
+        for thread in (beside, *analysts):
+            thread.start()
+        for thread in analysts:
+            thread.join()
+        done.set()
+        beside.join()
+    assert not problems, problems
+    assert [len(items) for items in seen] == [10, 10]
+    for index in (0, 1):
+        assert all(item == expected[index] for item in seen[index])
+
+
+def test_nothing_keeps_a_model_alive_after_its_recording():
+    import weakref
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.randn(2, 4)
+    for loss in (None, add_up):
+        trace = record_call(model, (x,), execution="shapes", loss=loss)
+    references = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(x)]
+    del model, x
+    gc.collect()
+    assert [reference() for reference in references] == [None, None, None]
+    assert trace.calls

@@ -1,0 +1,261 @@
+"""The optimizers: a step by shapes is the real one, belongs to its parameter groups, and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from fvflops import (
+    TrainingStepAnalysis,
+    flop_count_str,
+    flop_count_table,
+    record,
+)
+from fvflops.capture.run import ExecutionError
+from tests.support.recording_checks import (
+    EXECUTIONS,
+    OUTSIDE,
+    X,
+    check_sums,
+    macs_by_phase,
+    make_net,
+    ops_by_place,
+)
+from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
+
+PLAIN = {
+    "SGD": {},
+    "SGD nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "SGD maximising": {"momentum": 0.5, "maximize": True},
+    "Adam": {},
+    "Adam amsgrad": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "ASGD": {},
+}
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    **{
+        f"{name} {way}": partial(getattr(torch.optim, name.partition(" ")[0]), **options, foreach=way == "foreach")
+        for name, options in PLAIN.items()
+        for way in ("foreach", "for-loop")
+    },
+    **{f"{name} fused": partial(getattr(torch.optim, name), fused=True) for name in FUSED},
+    "Muon": lambda parameters: torch.optim.Muon([item for item in parameters if item.ndim == 2]),
+    "Adafactor": torch.optim.Adafactor,
+}
+# Adafactor makes a number of a parameter's norm, which changes nothing in what is computed.
+ASSUMED = {"Adafactor": {"aten::_local_scalar_dense": 1.0}}
+
+
+def make_small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))  # one parameter of one element
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(X).pow(2).sum().backward()
+    optimizer.step()
+
+
+def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    held = [optimizer.state_dict(), optimizer.param_groups, torch.get_rng_state()]
+    tensors = [item for parameter in model.parameters() for item in (parameter, parameter.grad)]
+    return [item.clone() if isinstance(item, torch.Tensor) else item for item in tree_leaves([tensors, held])]
+
+
+def is_same(before: list[Any], after: list[Any]) -> bool:
+    return len(before) == len(after) and all(
+        torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizers_step_by_shapes_is_the_real_one_and_changes_nothing(name):
+    assume = ASSUMED.get(name)
+    for steps_before in (0, 2):
+        counted = {}
+        for execution in EXECUTIONS:
+            model = make_small()
+            optimizer = OPTIMIZERS[name](model.parameters())
+            for _ in range(steps_before):
+                train(model, optimizer)
+            before, parameters = contents(model, optimizer), [*model.parameters()]
+            given = {"assume": assume} if execution == "shapes" else {}
+            with record(model, execution=execution, table="exact", **given) as run:
+                train(model, optimizer)
+            counted[execution] = ops_by_place(run), run.by_module_and_phase(), run.by_parameter_group()
+            check_sums(run)
+            assert not run.unsupported_ops()
+            if execution == "shapes":
+                assert is_same(before, contents(model, optimizer))
+                assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+                train(model, optimizer)  # as if nothing had been
+        assert counted["real"] == counted["shapes"]
+    # Weights on the meta device, and the optimizer made of them, or to be made.
+    model = make_small().to("meta")
+    optimizer = OPTIMIZERS[name](model.parameters())
+    before = contents(model, optimizer) if not optimizer.state else None
+    first: dict[str, Any] = {"loss": lambda y: y.pow(2).sum(), "table": "exact", "assume": assume}
+    steps = [
+        TrainingStepAnalysis(model, X, optimizer=given, **first) for given in (OPTIMIZERS[name], optimizer, [optimizer])
+    ]
+    model = make_small()
+    with record(model, table="exact") as run:
+        train(model, OPTIMIZERS[name](model.parameters()))
+    assert all(step.by_phase() == run.by_phase() for step in steps)
+    assert all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"])
+    assert before is None or not optimizer.state
+
+
+def test_steps_in_exact_by_hand():
+    # Elements of each parameter. SGD: p += -lr * g. With momentum b = m * b + g first, with Nesterov g += m * b too.
+    # Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a root, its quotient, + eps, p -= lr * m / that (3), and
+    # for each parameter one more for its counter.
+    sizes = (12, 3, 3, 1)
+    cases: list[tuple[Callable[..., torch.optim.Optimizer], Callable[[int], int]]] = [
+        (partial(torch.optim.SGD, lr=0.1), lambda n: 2 * n),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), lambda n: (2 + 2) * n),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), lambda n: (2 + 2 + 2) * n),
+        (partial(torch.optim.SGD, lr=0.1, weight_decay=0.1), lambda n: (2 + 2) * n),
+        (torch.optim.Adam, lambda n: 13 * n + 1),
+    ]
+    for maker, flops in cases:
+        for way in (False, True):
+            model = make_small()
+            optimizer = maker([{"params": [item]} for item in model.parameters()], foreach=way)
+            train(model, optimizer)
+            with record(model, table="exact") as run:
+                train(model, optimizer)
+            groups = [sum(labels.values()) for labels in run.by_parameter_group().values()]
+            assert groups == list(map(flops, sizes)), (maker, way)
+            assert sum(run.by_phase()["optimizer"].values()) == sum(groups)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_two_optimizers_groups_with_names_and_a_parameter_of_no_module(execution):
+    generator, critic, stranger = nn.Linear(4, 4), nn.Linear(4, 1), nn.Parameter(torch.ones(3))
+    model = nn.ModuleDict({"generator": generator, "critic": critic})
+    first = torch.optim.SGD([{"params": [generator.weight], "group_name": "weights"}, {"params": [generator.bias]}])
+    second = torch.optim.SGD([*critic.parameters(), stranger])
+    with record(model, execution=execution, table="exact") as run:
+        (critic(generator(X)).sum() + stranger.sum()).backward()
+        first.step()
+        second.step()
+    assert {name: sum(labels.values()) for name, labels in run.by_parameter_group().items()} == {
+        "SGD weights": 2 * 16,
+        "SGD 1": 2 * 4,
+        "SGD 2, 0": 2 * (4 + 1 + 3),
+    }
+    assert run.by_module_and_phase()[OUTSIDE] == {"optimizer": 2 * 3}
+    fourth = torch.optim.SGD([*critic.parameters(), stranger], foreach=True)
+    with record(model, execution=execution, table="exact") as run:
+        critic(X).sum().backward()
+        stranger.grad = torch.ones(3)
+        fourth.step()
+    assert run.by_phase()["optimizer"].total() == 2 * (4 + 1 + 3)
+    assert OUTSIDE not in run.by_module()  # one kernel for the model's and for others' is the model's
+    third = torch.optim.Adam([stranger])
+    with record(model, execution=execution, table="exact") as run:
+        stranger.sum().backward()
+        third.step()
+    assert run.by_module_and_phase()[OUTSIDE] == {"optimizer": 13 * 3 + 1}
+    assert run.total(OUTSIDE) == 40
+    check_sums(run)
+    assert OUTSIDE in flop_count_table(run)
+    assert OUTSIDE in flop_count_str(run)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_closure_is_no_part_of_the_step_and_its_gradients_have_their_group(execution):
+    model = make_net()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "group_name": "head"}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(X).sum()
+        loss.backward()
+        return loss
+
+    with record(model, execution=execution, table="exact") as run:
+        optimizer.step(closure)
+    assert macs_by_phase(run) == {"forward": 72, "backward": 96}
+    steps = [entry for entry in run.counts().entries if entry.phase == "optimizer"]
+    calls = Counter()
+    for entry in steps:
+        calls[entry.group, entry.op] += entry.calls
+    assert {group for group, _ in calls} == {"SGD 0", "SGD head"}
+    assert calls["SGD 0", "aten::clone"] == calls["SGD head", "aten::clone"] == 2  # what momentum begins with
+
+
+def test_lbfgs_is_recorded_for_real_and_refused_by_shapes():
+    model = make_net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=None)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = model(X).pow(2).sum()
+        loss.backward()
+        return loss
+
+    with record(model, table="exact") as run:
+        optimizer.step(closure)
+    assert macs_by_phase(run) | {"optimizer": 0} == {
+        "forward": 72 * len(calls),
+        "backward": 96 * len(calls),
+        "optimizer": 0,
+    }
+    assert run.by_parameter_group().keys() == {"LBFGS 0"}
+    with pytest.raises(ValueError, match=r"LBFGS steps by a closure.*fvflops\.record"):
+        TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.LBFGS).total()
+    with pytest.raises(TypeError, match="made None"):
+        TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=lambda parameters: None).total()
+    with pytest.raises(ExecutionError, match=r"_local_scalar_dense.*assume="):
+        TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.Adafactor).total()
+
+
+def test_a_sparse_step():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = torch.optim.SparseAdam([model[0].weight])
+    with record(model, table="exact") as run:
+        model(torch.tensor([1, 2, 1])).sum().backward()
+        optimizer.step()
+    assert run.by_parameter_group().keys() == {"SparseAdam 0"}
+    check_sums(run)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_steps_inside_the_backward_pass(execution):
+    model = make_net()
+    steppers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        steppers[parameter].step()
+        parameter.grad = None
+
+    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in steppers]
+    with record(model, execution=execution, table="exact") as run:
+        model(X).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    assert run.by_phase()["optimizer"].total() == 2 * (16 + 4 + 8 + 2)
+    assert len(run.by_parameter_group()) == 4
+    assert macs_by_phase(run) == {"forward": 72, "backward": 96}

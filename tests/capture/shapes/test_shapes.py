@@ -1,0 +1,1228 @@
+"""Runs by shapes beside real runs: the same calls and totals, no memory, and the way out where a number is needed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
+from fvflops.counting import count
+from fvflops.trace import Status, Trace, tensors_in
+from tests.support.models.whole_models import MODELS, build_case
+from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
+
+Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+# Cases in which torch takes another way for a tensor of a subclass than for a plain one. All of these ops are free.
+OTHER_WAYS: Mapping[str, frozenset[str]] = {
+    "in place, through views": WAYS_OF_VIEWS,
+    # A parameter made of a tensor of a subclass is a detached alias of it.
+    "a module made inside": frozenset({"aten::detach"}),
+    # Looks for values that are out of range, and then scatters ones or compares.
+    "one_hot": frozenset(
+        f"aten::{op}"
+        for op in ("aminmax", "_local_scalar_dense", "zeros", "scatter_", "arange", "eq", "_to_copy", "unsqueeze")
+    ),
+}
+
+
+def assert_same(shapes: Trace, real: Trace, *, other_ways: frozenset[str] = frozenset()) -> None:
+    """Fail with one line for each difference."""
+    lines = differences(shapes, real, other_ways=other_ways)
+    assert not lines, "\n".join(lines)
+
+
+def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] = frozenset()) -> Trace:
+    """Run a case by shapes and for real, compare, and return the trace of the run by shapes."""
+    model, args, kwargs = case
+    loss = add_up if backward else None
+    shapes = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    assert_both(shapes, real, backward=backward, other_ways=other_ways)
+    return shapes
+
+
+def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: frozenset[str] = frozenset()) -> None:
+    """Check that two traces are a run by shapes and a real one, and agree."""
+    assert (shapes.about["execution"], real.about["execution"]) == ("shapes", "real")
+    assert_same(shapes, real, other_ways=other_ways)
+    if backward:
+        assert any(phase == "backward" for _, _, phase in shapes.calls)
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model on the meta device, what was tied tied: `Module.to` would take it apart."""
+    twin = copy.deepcopy(model)
+    moved: dict[int, nn.Parameter] = {}
+    for module in twin.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                moved.setdefault(id(parameter), nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad))
+                module._parameters[name] = moved[id(parameter)]
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to("meta")
+        if isinstance(module, nn.RNNBase):
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+    return twin
+
+
+# ---- the models of the zoo
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def zoo_case(request: pytest.FixtureRequest) -> Case:
+    """A model of MODELS: built once for all tests that want it, since a recording leaves it as it was."""
+    model, args = build_case(request.param)
+    return model, args, {}
+
+
+@pytest.fixture(scope="module", params=[None, add_up], ids=["forward", "backward"])
+def zoo_run(zoo_case: Case, request: pytest.FixtureRequest) -> tuple[Any, Trace]:
+    """The loss, if there is one, and the run by shapes that others are laid beside."""
+    model, args, kwargs = zoo_case
+    loss = request.param
+    return loss, record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+
+
+def test_a_model_of_the_zoo_costs_the_same_by_shapes(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+    model, args, kwargs = zoo_case
+    loss, shapes = zoo_run
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    assert_both(shapes, real, backward=loss is not None)
+
+
+def test_a_model_of_the_zoo_costs_the_same_on_meta(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+    model, args, kwargs = zoo_case
+    assert isinstance(model, nn.Module)
+    loss, here = zoo_run
+    # There is nothing real to fall back to, so that "auto" is enough here.
+    there = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
+    assert there.about["execution"] == "shapes" and there.about["device"] == "cpu"
+    assert not any(spec.device == "meta" for item in there.signatures for spec in tensors_in(item.inputs))
+    assert_same(there, here)
+
+
+# ---- small models, one for each thing that could go wrong
+
+
+class Applied(nn.Module):
+    """A function with modules, parameters and other things at hand."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def after_linear(function: Callable[..., Any], *more: Any) -> Case:
+    """Return a model that applies a function to the (2, 4) result of a linear layer and to more arguments."""
+    model = Applied(lambda self, x, *rest: function(self.fc(x), *rest), fc=nn.Linear(4, 4))
+    return model, (torch.randn(2, 4), *more), {}
+
+
+def before_linear(layer: nn.Module, *shape: int) -> Case:
+    """Return a layer on an input that wants a gradient, because a parameter has been multiplied into it."""
+    model = Applied(lambda self, x: self.layer(x * self.scale), layer=layer, scale=nn.Parameter(torch.ones(1)))
+    return model, (torch.randn(shape),), {}
+
+
+def attend(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any) -> Case:
+    """Return a bare scaled dot product attention on query, key and value of these shapes."""
+    model = Applied(
+        lambda self, q, k, v, **more: F.scaled_dot_product_attention(q * self.scale, k, v, **more),
+        scale=nn.Parameter(torch.ones(1, dtype=dtype)),
+    )
+    q, k, v = (torch.randn(shape, dtype=dtype) for shape in (shapes * 3)[:3])
+    return model, (q, k, v), options
+
+
+def recur(kind: type[nn.RNNBase], *shape: int, training: bool = True, **options: Any) -> Case:
+    return kind(4, 6, **options).train(training), (torch.randn(shape or (5, 3, 4)),), {}
+
+
+def run_packed(self: Any, x: torch.Tensor, lengths: Any) -> torch.Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    out, _ = self.layer(packed)
+    return nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0]
+
+
+def pack(kind: type[nn.RNNBase], lengths: Any, **options: Any) -> Case:
+    return Applied(run_packed, layer=kind(4, 6, batch_first=True, **options)), (torch.randn(3, 5, 4), lengths), {}
+
+
+def self_attend(training: bool, **options: Any) -> Case:
+    x = torch.randn(2, 5, 16)
+    return nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True).train(training), (x, x, x), options
+
+
+def encode(training: bool, *, masked: bool = False) -> Case:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    kwargs = {"src_key_padding_mask": mask} if masked else {}
+    return nn.TransformerEncoder(layer, 2).train(training), (torch.randn(2, 5, 16),), kwargs
+
+
+def translate(training: bool) -> Case:
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    args = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    return (
+        nn.Transformer(16, 2, 1, 1, 32, batch_first=True).train(training),
+        args,
+        {"tgt_mask": mask, "tgt_is_causal": True},
+    )
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, self.first(x), use_reentrant=self.reentrant)
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s + x * s * (1 - s))
+
+
+class Doubled(torch.autograd.Function):
+    """Changes its argument in place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@torch.library.custom_op("fvflops_shapes::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@thrice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+thrice.register_autograd(lambda ctx, grad: grad * 3, setup_context=lambda ctx, inputs, output: None)
+
+
+@torch.library.custom_op("fvflops_shapes::fill", mutates_args={"out"})
+def fill(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x)
+
+
+@fill.register_fake
+def _(x: torch.Tensor, out: torch.Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("fvflops_shapes::ruleless", mutates_args=())
+def ruleless(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def fill_and_use(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    fill(x.detach(), out)
+    return x + out
+
+
+def write_through_views(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[:, 1:3] = 0
+    x[0] += 1
+    x.view(-1)[2:4].mul_(2)
+    return x
+
+
+def write_where(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[mask] = 0
+    return x
+
+
+def continue_cache(self: Any, x: torch.Tensor, cache: dict[str, torch.Tensor]) -> torch.Tensor:
+    end = 2 + x.shape[1]
+    cache["k"][:, 2:end] = self.key(x)
+    cache["v"][:, 2:end].copy_(self.value(x))
+    return F.scaled_dot_product_attention(self.query(x), cache["k"][:, :end], cache["v"][:, :end])
+
+
+def cached() -> Case:
+    parts = {name: nn.Linear(4, 4) for name in ("query", "key", "value")}
+    cache = {"k": torch.zeros(1, 8, 4), "v": torch.zeros(1, 8, 4)}
+    return Applied(continue_cache, **parts), (torch.randn(1, 3, 4), cache), {}
+
+
+def index_copied() -> Case:
+    model = Applied(lambda self, x, cache, at: self.fc(x) @ cache.index_copy_(1, at, x).mT, fc=nn.Linear(4, 4))
+    return model, (torch.randn(1, 3, 4), torch.zeros(1, 8, 4), torch.tensor([2, 3, 4])), {}
+
+
+def tie() -> Case:
+    model = Applied(lambda self, ids: self.head(self.embedding(ids)), embedding=nn.Embedding(10, 4))
+    model.head = nn.Linear(4, 10, bias=False)
+    model.head.weight = model.embedding.weight
+    return model, (torch.tensor([[1, 2, 3]]),), {}
+
+
+def convolve(kind: type[nn.Module], *shape: int, **options: Any) -> Case:
+    return kind(4, 8, 3, **options), (torch.randn(shape),), {}
+
+
+def bag(mode: str, *args: Any) -> Case:
+    return nn.EmbeddingBag(10, 4, mode=mode), args, {}
+
+
+def normalise(layer: nn.Module, training: bool) -> Case:
+    return before_linear(layer.train(training), 3, 4, 5, 5)
+
+
+LENGTHS = torch.tensor([5, 2, 3])
+BAGS = torch.tensor([1, 2, 4, 5, 4, 3]), torch.tensor([0, 2, 4])
+INDEX = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]])
+MASK = torch.tensor([[True, False, True, True], [False, False, True, False]])
+IMAGE = (1, 2, 8, 16)
+
+PRODUCTS = (
+    lambda x: x @ x[0],
+    lambda x: x[0] @ x.t(),
+    lambda x: x[0] @ x[1],
+    lambda x: x.expand(3, 2, 4) @ x.t(),
+    lambda x: torch.outer(x[0], x[1]),
+    lambda x: torch.bmm(x[None], x.t()[None]),
+    lambda x: torch.addmm(x[:, :2], x, x.t()),
+    lambda x: torch.baddbmm(x[None, :, :2], x[None], x.t()[None]),
+    lambda x: torch.linalg.multi_dot([x, x.t(), x]),
+    lambda x: torch.kron(x, x),
+    lambda x: torch.tensordot(x, x, ([1], [1])),
+    lambda x: torch.mv(x, x[0]),
+    lambda x: torch.einsum("ij,kj,lj->ikl", x, x, x),
+    lambda x: torch.einsum("...ij,jk->...ik", x.expand(3, 2, 4), x.t()),
+    lambda x: F.bilinear(x, x, torch.ones(3, 4, 4)),
+    lambda x: torch.cdist(x, x),
+)
+POOLINGS = (
+    lambda i: F.max_pool2d(i, 2),
+    lambda i: F.avg_pool2d(i, 3, 2, 1),
+    lambda i: F.adaptive_avg_pool2d(i, 3),
+    lambda i: F.adaptive_avg_pool2d(i, 1),
+    lambda i: F.adaptive_max_pool2d(i, (2, 3)),
+    lambda i: F.lp_pool2d(i, 2, 2),
+    lambda i: F.interpolate(i, scale_factor=2, mode="bilinear"),
+    lambda i: F.interpolate(i, size=5),
+    lambda i: F.interpolate(i, scale_factor=0.5, mode="bicubic", antialias=True),
+    lambda i: F.pixel_shuffle(i.reshape(1, 8, 4, 8), 2),
+    lambda i: F.fold(F.unfold(i, 3), (8, 16), 3),
+    lambda i: F.grid_sample(i, F.affine_grid(torch.eye(2, 3)[None], IMAGE, align_corners=False), align_corners=False),
+    lambda i: F.local_response_norm(i, 2),
+    lambda i: F.pad(i, (1, 1, 2, 2), mode="reflect"),
+    lambda i: F.max_unpool2d(*F.max_pool2d(i, 2, return_indices=True), 2),
+)
+LOSSES = (
+    lambda x: F.cross_entropy(x, torch.tensor([1, 2]), label_smoothing=0.1),
+    lambda x: F.cross_entropy(x, torch.tensor([1, -100]), weight=torch.ones(4)),
+    lambda x: F.mse_loss(x, x * 2),
+    lambda x: F.smooth_l1_loss(x, x * 2),
+    lambda x: F.kl_div(x.log_softmax(-1), x.softmax(-1)),
+    lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()),
+    lambda x: F.nll_loss(x.log_softmax(-1), torch.tensor([1, 2])),
+    lambda x: F.cosine_embedding_loss(x, x, torch.tensor([1, -1])),
+    lambda x: F.triplet_margin_loss(x, x * 2, x * 3),
+    lambda x: F.multilabel_soft_margin_loss(x, x.detach().sigmoid()),
+)
+FACTORISATIONS = (
+    lambda x: torch.linalg.svd(x),
+    lambda x: torch.linalg.qr(x),
+    lambda x: torch.linalg.inv(x.t() @ x + torch.eye(4)),
+    lambda x: torch.linalg.cholesky(x.t() @ x + torch.eye(4)),
+    lambda x: torch.linalg.eigh(x.t() @ x + torch.eye(4)),
+    lambda x: torch.linalg.solve(x.t() @ x + torch.eye(4), x.t()),
+    lambda x: torch.linalg.slogdet(x.t() @ x + torch.eye(4)),
+    lambda x: torch.linalg.matrix_exp(x.t() @ x),
+    lambda x: torch.linalg.vector_norm(x),
+)
+
+
+def each(functions: tuple[Callable[..., Any], ...], x: torch.Tensor) -> list[Any]:
+    return [function(x) for function in functions]
+
+
+# Name → how to build it. In each a parameter bears on the result, so that there is something to go back through.
+CASES: dict[str, Callable[[], Case]] = {
+    **{
+        f"{kind.__name__}{', bidirectional' * both}{', batch first' * first}": partial(
+            recur, kind, num_layers=2, bidirectional=both, batch_first=first
+        )
+        for kind in (nn.RNN, nn.LSTM, nn.GRU)
+        for both in (False, True)
+        for first in (False, True)
+    },
+    "LSTM with projections": partial(recur, nn.LSTM, num_layers=2, proj_size=3, bidirectional=True),
+    "LSTM without biases": partial(recur, nn.LSTM, bias=False),
+    "LSTM without a batch": partial(recur, nn.LSTM, 5, 4),
+    "LSTM with dropout": partial(recur, nn.LSTM, num_layers=2, dropout=0.5),
+    "LSTM in eval mode": partial(recur, nn.LSTM, num_layers=2, training=False),
+    "LSTM cell": lambda: (nn.LSTMCell(4, 6), (torch.randn(5, 4),), {}),
+    "GRU cell": lambda: (nn.GRUCell(4, 6), (torch.randn(5, 4),), {}),
+    "packed LSTM": partial(pack, nn.LSTM, LENGTHS, bidirectional=True),
+    "packed GRU": partial(pack, nn.GRU, LENGTHS),
+    "packed RNN, lengths in a list": partial(pack, nn.RNN, [5, 2, 3]),
+    "attention": partial(attend, (2, 4, 8, 16)),
+    "attention, causal": partial(attend, (2, 4, 8, 16), is_causal=True),
+    "attention, bool mask": partial(attend, (2, 4, 8, 16), attn_mask=torch.ones(8, 8, dtype=torch.bool).tril()),
+    "attention, float mask": partial(attend, (2, 4, 8, 16), attn_mask=torch.zeros(2, 1, 8, 8)),
+    "attention, grouped queries": partial(attend, (2, 4, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16), enable_gqa=True),
+    "attention, dropout": partial(attend, (2, 4, 8, 16), dropout_p=0.1),
+    "attention, two lengths": partial(attend, (2, 4, 8, 16), (2, 4, 5, 16), (2, 4, 5, 24)),
+    "attention, no heads": partial(attend, (2, 8, 16)),
+    "attention, bfloat16": partial(attend, (2, 4, 8, 16), dtype=torch.bfloat16),
+    "multihead attention, train": partial(self_attend, True),
+    "multihead attention, eval": partial(self_attend, False),
+    "multihead attention without weights, train": partial(self_attend, True, need_weights=False),
+    "multihead attention without weights, eval": partial(self_attend, False, need_weights=False),
+    "encoder, train": partial(encode, True),
+    "encoder, eval": partial(encode, False),
+    "encoder with padding, train": partial(encode, True, masked=True),
+    "encoder with padding, eval": partial(encode, False, masked=True),
+    "transformer, train": partial(translate, True),
+    "transformer, eval": partial(translate, False),
+    **{
+        f"{name}, {'train' if training else 'eval'}": partial(
+            lambda make, training: normalise(make(), training), make, training
+        )
+        for name, make in {
+            "batch norm": partial(nn.BatchNorm2d, 4),
+            "batch norm, cumulative": partial(nn.BatchNorm2d, 4, momentum=None),
+            "batch norm without statistics": partial(nn.BatchNorm2d, 4, track_running_stats=False),
+            "instance norm": partial(nn.InstanceNorm2d, 4, affine=True, track_running_stats=True),
+            "dropout": nn.Dropout,
+            "dropout of channels": nn.Dropout2d,
+            "alpha dropout": nn.AlphaDropout,
+            "randomised ReLU": nn.RReLU,
+        }.items()
+        for training in (True, False)
+    },
+    "group norm": lambda: normalise(nn.GroupNorm(2, 4), True),
+    "layer norm": lambda: normalise(nn.LayerNorm(5), True),
+    "spectral norm, train": lambda: before_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), 2, 4),
+    "spectral norm, eval": lambda: before_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)).eval(), 2, 4),
+    "spectral norm by a hook": lambda: before_linear(nn.utils.spectral_norm(nn.Linear(4, 4)), 2, 4),
+    "weight norm": lambda: before_linear(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), 2, 4),
+    "weight norm by a hook": lambda: before_linear(nn.utils.weight_norm(nn.Linear(4, 4)), 2, 4),
+    "checkpoint": lambda: (Checkpointed(False), (torch.randn(2, 4),), {}),
+    "reentrant checkpoint": lambda: (Checkpointed(True), (torch.randn(2, 4),), {}),
+    "autograd function": lambda: after_linear(lambda x: Swish.apply(x).cos()),
+    "autograd function in place": lambda: after_linear(lambda x: Doubled.apply(x).cos()),
+    "grad inside": lambda: after_linear(torch.func.grad(lambda x: (x.sin() ** 2).sum())),
+    "vmap inside": lambda: after_linear(torch.func.vmap(lambda x: x.sin() @ x)),
+    "vmap of grad inside": lambda: after_linear(torch.func.vmap(torch.func.grad(lambda x: x.sin() @ x))),
+    "Jacobian inside": lambda: after_linear(torch.func.jacrev(torch.sin)),
+    "functional call": lambda: (
+        Applied(
+            lambda self, x: torch.func.functional_call(self.fc, {"weight": self.fc.weight * 2}, (x,)),
+            fc=nn.Linear(4, 3),
+        ),
+        (torch.randn(2, 4),),
+        {},
+    ),
+    "a module made inside": lambda: after_linear(lambda x: nn.Linear(4, 3)(x)),
+    "gradient in forward": lambda: after_linear(lambda x: torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]),
+    "an island without gradients": lambda: after_linear(lambda x: x + torch.no_grad()(torch.sin)(x)),
+    "an island of inference": lambda: after_linear(lambda x: x + torch.inference_mode()(torch.sin)(x).clone()),
+    "custom op": lambda: after_linear(lambda x: thrice(x).sin()),
+    "custom op that writes": lambda: after_linear(fill_and_use),
+    "in place": lambda: after_linear(lambda x: x.mul_(2).add_(1).relu_()),
+    "in place, through views": lambda: after_linear(write_through_views),
+    "key-value cache": cached,
+    "key-value cache by index": index_copied,
+    "bags": partial(bag, "sum", *BAGS),
+    "bags, mean": partial(bag, "mean", *BAGS),
+    "bags, max": partial(bag, "max", *BAGS),
+    "bags of one size": partial(bag, "mean", torch.tensor([[1, 2, 4], [5, 4, 3]])),
+    "bags with weights": partial(bag, "sum", torch.tensor([[1, 2, 4], [5, 4, 3]]), None, torch.ones(2, 3)),
+    "embedding with padding": lambda: (nn.Embedding(10, 4, padding_idx=0), (torch.tensor([[1, 2, 0]]),), {}),
+    **{
+        f"{name} in {n}d": partial(convolve, kind, 2, 4, *[7] * n, **options)
+        for n, (plain, transposed) in enumerate(
+            ((nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)), 1
+        )
+        for name, kind, options in (
+            ("grouped convolution", plain, {"stride": 2, "padding": 1, "groups": 2}),
+            ("dilated convolution", plain, {"padding": "same", "dilation": 2}),
+            ("depthwise convolution", plain, {"groups": 4, "bias": False}),
+            ("circular convolution", plain, {"padding": 1, "padding_mode": "circular"}),
+            ("transposed convolution", transposed, {"stride": 2, "output_padding": 1, "groups": 2}),
+        )
+    },
+    "convolution without a batch": partial(convolve, nn.Conv2d, 4, 7, 7),
+    "channels last": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).to(memory_format=torch.channels_last),
+        (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),),
+        {},
+    ),
+    "tied weights": tie,
+    "index_put": lambda: after_linear(
+        lambda x: x.index_put((torch.tensor([0, 1]), torch.tensor([0, 1])), torch.ones(2), accumulate=True)
+    ),
+    "index by a known mask": lambda: after_linear(lambda x, mask: x[mask] * 2, MASK),
+    "write by a known mask": lambda: after_linear(write_where, MASK),
+    "select by a known mask": lambda: after_linear(lambda x, mask: x.masked_select(mask) * 2, MASK),
+    "fill by a known mask": lambda: after_linear(lambda x, mask: x.masked_fill(mask, 0).where(mask, x), MASK),
+    "known repeats": lambda: after_linear(lambda x, repeats: x.repeat_interleave(repeats, 0), torch.tensor([1, 3])),
+    "scatter": lambda: after_linear(lambda x, i: x.scatter(0, i, x.exp()).scatter_add(0, i, x), INDEX),
+    "scatter_reduce": lambda: after_linear(lambda x, i: x.scatter_reduce(0, i, x.exp(), "amax"), INDEX),
+    "gather": lambda: after_linear(lambda x, i: x.gather(1, i) + x.take_along_dim(i, 1), INDEX),
+    "index_add": lambda: after_linear(lambda x, i: x.index_add(1, i, x).index_select(1, i), torch.tensor([3, 2, 1, 0])),
+    "cumulative": lambda: after_linear(lambda x: x.cumsum(0) + x.cumprod(1) + x.logcumsumexp(0) + x.cummax(0)[0]),
+    "sort": lambda: after_linear(lambda x: (x.sort(-1)[0], x.max(-1)[0], x.median(-1)[0], x.kthvalue(1)[0])),
+    "topk": lambda: after_linear(lambda x: (x.topk(2)[0], x.gather(1, x.topk(2)[1]))),
+    "one_hot": lambda: after_linear(lambda x: F.one_hot(x.argmax(-1), 4) * x),
+    "products": lambda: after_linear(partial(each, PRODUCTS)),
+    "FFT": lambda: after_linear(
+        lambda x: (torch.fft.fft(x), torch.fft.irfft(torch.fft.rfft(x)), torch.fft.fft2(x), torch.fft.hfft(x))
+    ),
+    "STFT": lambda: after_linear(
+        lambda x: torch.stft(x.flatten().repeat(4), 8, 4, window=torch.hann_window(8), return_complex=True)
+    ),
+    "complex numbers": lambda: after_linear(
+        lambda x: (
+            torch.complex(x, x).mH @ torch.complex(x, x),
+            torch.view_as_real(torch.complex(x, x).conj() * torch.polar(x, x)),
+            torch.complex(x, x).conj().imag.neg(),
+        )
+    ),
+    "factorisations": lambda: after_linear(partial(each, FACTORISATIONS)),
+    "losses": lambda: after_linear(partial(each, LOSSES)),
+    "poolings": lambda: after_linear(lambda x: each(POOLINGS, x.repeat(4, 4)[None, None].expand(IMAGE))),
+    "statistics": lambda: after_linear(
+        lambda x: (x.std(), torch.var_mean(x), x.logsumexp(0), x.norm(dim=1), x.prod(), x.quantile(0.5), torch.cov(x))
+    ),
+    "random numbers": lambda: after_linear(
+        lambda x: (x + torch.randn_like(x) + torch.rand(2, 4) + torch.bernoulli(x.sigmoid()), torch.randperm(4))
+    ),
+    "constants": lambda: after_linear(
+        lambda x: x * torch.tensor([1.0, 2, 3, 4]) + torch.tensor(2.0) + x.new_tensor([1.0]) + torch.full((4,), 2)
+    ),
+    "numpy's numbers": lambda: after_linear(lambda x: x + torch.from_numpy(np.ones(4, dtype="float32"))),
+    "autocast": lambda: after_linear(torch.autocast("cpu", torch.bfloat16)(lambda x: F.linear(x, x))),
+    "rows in a loop": lambda: after_linear(lambda x: torch.stack([row * n for n, row in enumerate(x)])),
+    "lists of tensors": lambda: after_linear(lambda x: torch._foreach_add([x, x * 2], 1.0)),
+    "other dtypes": lambda: after_linear(lambda x: (x.double(), x.half().float(), x.type_as(x.double()), x.long())),
+    "bits read as integers": lambda: after_linear(lambda x: x.detach().view(torch.int32).view(torch.float32) + x),
+}
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_small_model_costs_the_same_by_shapes(name: str, backward: bool):
+    torch.manual_seed(0)
+    run_both(CASES[name](), backward=backward, other_ways=OTHER_WAYS.get(name, frozenset()))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LSTM, bidirectional",
+        "GRU, batch first",
+        "attention, grouped queries",
+        "encoder, train",
+        "encoder, eval",
+        "batch norm, train",
+        "dropout, train",
+        "checkpoint",
+        "autograd function",
+        "custom op",
+        "tied weights",
+        "bags, mean",
+        "transposed convolution in 2d",
+        "spectral norm, train",
+        "losses",
+        "key-value cache",
+    ],
+)
+def test_a_small_model_costs_the_same_on_meta(name: str, backward: bool):
+    loss = add_up if backward else None
+    model, args, kwargs = CASES[name]()
+    assert isinstance(model, nn.Module)
+    real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
+    shapes = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    assert_same(shapes, real)
+
+
+@pytest.mark.parametrize("name", ["zoo:llama_tiny", "torchvision:resnet18", "transformers:BertModel"])
+def test_a_model_that_was_built_on_meta_costs_what_it_costs_elsewhere(name: str):
+    with torch.device("meta"):
+        model = MODELS[name]()[0].eval()
+    real, args = build_case(name)
+    for loss in (None, add_up):
+        there = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
+        assert_same(there, record_call(real, args, stops_at=PRICER.stops_at, execution="real", loss=loss))
+
+
+def test_inputs_on_meta_serve_a_model_with_weights():
+    model, args = build_case("torchvision:resnet18")
+    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    there = record_call(model, tuple(tensor.to("meta") for tensor in args), stops_at=PRICER.stops_at)
+    assert there.about["execution"] == "shapes"
+    assert_same(there, here)
+
+
+def test_forward_mode_derivatives_cost_the_same():
+    """A derivative that is known to be zero is not computed in a real run: the additions of it, which are free."""
+    for derive in (torch.func.jacfwd(torch.sin), lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]):
+        shapes, real = (
+            record_call(*after_linear(derive)[:2], stops_at=PRICER.stops_at, execution=execution)
+            for execution in ("shapes", "real")
+        )
+        assert totals_of(shapes) == totals_of(real)
+
+
+def test_an_op_that_changes_its_argument_shows_what_went_in_and_what_came_out():
+    def transpose(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).transpose_(0, 1)
+
+    for execution in ("shapes", "real"):
+        trace = record_call(transpose, (torch.ones(2, 3),), execution=execution)
+        (signature,) = (item for item in trace.signatures if item.packet == "aten::transpose_")
+        assert (text_of(signature.inputs[0]), text_of(signature.outputs[0])) == (
+            "float32[2, 3]@cpu",
+            "float32[3, 2]@cpu",
+        )
+
+
+# ---- the comparison above can fail
+
+
+def test_the_comparison_sees_each_difference():
+    def run(model: nn.Module, x: torch.Tensor, **options: Any) -> Trace:
+        return record_call(model, (x,), stops_at=PRICER.stops_at, **options)
+
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    base = run(model, x, execution="shapes")
+    assert_same(base, run(model, x, execution="real"))
+    assert any("float32[3, 4]" in line for line in differences(base, run(model, torch.ones(3, 4), execution="real")))
+    twice = nn.Sequential(model[0], nn.ReLU(), model[0])
+    assert any(line.startswith("totals") for line in differences(base, run(twice, x, execution="real")))
+    moved = nn.Sequential(nn.Sequential(model[0]), nn.ReLU())
+    assert differences(base, run(moved, x, execution="real"))
+    assert any("relu" in line for line in differences(base, run(nn.Sequential(model[0]), x, execution="real")))
+    assert differences(base, run(model, x, execution="real", loss=add_up))
+    double = run(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).double(), x.double(), execution="real")
+    assert any("float64" in line for line in differences(base, double))
+    # What may be other ways must be named, and free.
+    assert differences(run(nn.ReLU(), x), run(nn.Tanh(), x), other_ways=frozenset({"aten::relu"})) != []
+    assert differences(base, run(twice, x), other_ways=frozenset({"aten::linear"})) != []
+
+
+@pytest.mark.parametrize("op", OPEN)
+def test_what_is_left_open_is_not_priced(op: str):
+    """Otherwise a difference in it would be one in the totals."""
+    inputs, outputs = OPEN[op]
+    packet, _, overload_name = op.removeprefix("aten::").partition(".")
+    overload = getattr(getattr(torch.ops.aten, packet), overload_name or "default")
+    names = tuple(argument.name for argument in overload._schema.arguments)
+    assert inputs <= set(names)
+    assert all(index < len(overload._schema.returns) for index in outputs)
+
+
+# ---- numbers that are not there
+
+Question = Callable[[torch.Tensor], Any]
+
+# How a model may ask for a number → what the message may call it.
+QUESTIONS: dict[str, tuple[Question, str]] = {
+    "item": (lambda y: y.sum().item(), "item|_local_scalar_dense"),
+    "bool": (lambda y: bool(y.sum()), "item|_local_scalar_dense|is_nonzero|bool"),
+    "if": (lambda y: 1 if y.sum() > 0 else 2, "item|_local_scalar_dense|is_nonzero|bool"),
+    "float": (lambda y: float(y.sum()), "item|_local_scalar_dense|float"),
+    "int": (lambda y: int(y.sum()), "item|_local_scalar_dense|int"),
+    "range": (lambda y: range(y.argmax()), "item|_local_scalar_dense|index"),
+    "index of a list": (lambda y: list(range(8))[y.argmax()], "item|_local_scalar_dense|index"),
+    "contains": (lambda y: 3 in y, "item|_local_scalar_dense|is_nonzero|bool"),
+    "numpy": (lambda y: y.numpy(), "numpy"),
+    "numpy of a detached": (lambda y: y.detach().cpu().numpy(), "numpy"),
+    "asarray": (np.asarray, "numpy|__array__"),
+    "tolist": (lambda y: y.tolist(), "tolist"),
+    "format": (lambda y: f"{y.sum():.2f}", "format|item|_local_scalar_dense"),
+    "nonzero": (lambda y: y.nonzero(), "nonzero"),
+    "where of one argument": (lambda y: torch.where(y > 0), "nonzero|where"),
+    "mask": (lambda y: y[y > 0], "index|nonzero"),
+    "masked_select": (lambda y: y.masked_select(y > 0), "masked_select"),
+    "equal": (lambda y: torch.equal(y, y), "equal"),
+    "allclose": (lambda y: torch.allclose(y, y), "allclose|item|_local_scalar_dense"),
+    "unique": (torch.unique, "unique"),
+    "unique_consecutive": (torch.unique_consecutive, "unique"),
+    "bincount": (lambda y: torch.bincount(y.argmax(-1)), "bincount"),
+    "repeat_interleave": (lambda y: y.repeat_interleave(y.argmax(-1), 0), "repeat_interleave"),
+    "arange": (lambda y: torch.arange(y.argmax()), "item|_local_scalar_dense|arange"),
+    "tensor of tensors": (lambda y: torch.tensor([y.sum(), y.max()]), "item|_local_scalar_dense|tensor"),
+    "sparse": (lambda y: y.to_sparse(), "sparse"),
+    "a custom op without a rule": (lambda y: ruleless(y), "ruleless"),
+}
+
+
+class Asks(nn.Module):
+    """A layer that asks a question of what it is given, and hands it on."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        self.question(y)
+        return y
+
+
+def asking(question: Question) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Asks(question), nn.Linear(4, 3)).eval()
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [item.getMessage() for item in caplog.records if item.name == "fvflops"]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG, "fvflops"):
+        yield caplog
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_model_that_needs_a_number_is_run_for_real_once_and_says_so(name: str, log: pytest.LogCaptureFixture):
+    question, words = QUESTIONS[name]
+    model, x = asking(question), torch.randn(2, 4)
+    trace = record_call(model, (x,), stops_at=PRICER.stops_at)
+    assert trace.about["execution"] == "real"
+    (line,) = logged(log)
+    assert any(word in line for word in words.split("|")), line
+    assert "'1'" in line and "\n" not in line
+    assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_by_shapes_alone_such_a_model_is_refused_in_words(name: str, log: pytest.LogCaptureFixture):
+    question, words = QUESTIONS[name]
+    with pytest.raises(ExecutionError) as caught:
+        record_call(asking(question), (torch.randn(2, 4),), execution="shapes")
+    message = str(caught.value)
+    assert any(word in message for word in words.split("|")), message
+    assert "'1'" in message and 'execution="auto"' in message
+    assert logged(log) == []
+
+
+@pytest.mark.parametrize("execution", ["auto", "shapes"])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_without_weights_the_message_says_what_to_do(name: str, execution: str):
+    question, words = QUESTIONS[name]
+    with pytest.raises(ExecutionError) as caught:
+        record_call(on_meta(asking(question)), (torch.randn(2, 4),), execution=execution)
+    message = str(caught.value)
+    assert any(word in message for word in words.split("|")), message
+    assert "'1'" in message and "real weights" in message
+    assert ("assume=" in message) == ShapeRules().can_assume(message.partition(" in module ")[0])
+
+
+def test_the_analysis_says_it_too(log: pytest.LogCaptureFixture):
+    model, x = asking(lambda y: y.sum().item()), torch.randn(2, 4)
+    flops = FlopCountAnalysis(model, x)
+    assert flops.total() == flops.total("0") + flops.total("2") == 2 * 4 * 4 + 2 * 4 * 3
+    flops.by_operator()
+    assert len([line for line in logged(log) if "run for real" in line]) == 1
+    assert FlopCountAnalysis(model, x, execution="real").by_module_and_operator() == flops.by_module_and_operator()
+    with pytest.raises(ExecutionError):
+        FlopCountAnalysis(model, x, execution="shapes").total()
+
+
+def test_the_way_taken_is_the_one_that_the_numbers_say():
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.body = nn.Linear(4, 1), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(int(self.gate(x).round())):
+                x = self.body(x)
+            return x
+
+    model = Gated()
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.bias.fill_(3)
+    trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
+    assert totals_of(trace)["body"] == Counter({"linear": 3 * 16})
+
+
+# torch.tensor reads the address of its arguments itself, so that nobody is told when the model swallows the error.
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "tensor of tensors"])
+def test_a_model_that_swallows_the_error_is_run_for_real_all_the_same(name: str, log: pytest.LogCaptureFixture):
+    question, _ = QUESTIONS[name]
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.fc(x)
+            try:
+                question(x)
+            except Exception:
+                x = self.other(x)
+            return x
+
+    model, x = Careful(), torch.randn(2, 4)
+    trace = record_call(model, (x,), stops_at=PRICER.stops_at)
+    assert trace.about["execution"] == "real"
+    assert len(logged(log)) == 1
+    assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
+    with pytest.raises(ExecutionError):
+        record_call(model, (x,), execution="shapes")
+
+
+KNOWN: dict[str, Callable[..., Any]] = {
+    "item of ids": lambda y, ids, mask: ids.max().item(),
+    "list of ids": lambda y, ids, mask: (ids + 1).tolist(),
+    "numpy of ids": lambda y, ids, mask: (ids * 2).numpy(),
+    "any of a mask": lambda y, ids, mask: bool((~mask).any()),
+    "all of a mask": lambda y, ids, mask: y if (mask.cumsum(-1) > 0).all() else y * 2,
+    "nonzero of a mask": lambda y, ids, mask: y.flatten()[mask.nonzero()[:, 0]],
+    "ids by a mask": lambda y, ids, mask: ids[ids > 1],
+    "activations by a mask": lambda y, ids, mask: y[mask],
+    "unique ids": lambda y, ids, mask: torch.unique(ids, return_counts=True),
+    "equal ids": lambda y, ids, mask: torch.equal(ids, ids.clone()),
+    "a loop over ids": lambda y, ids, mask: [y * int(index) for index in ids[0]],
+    "a shape": lambda y, ids, mask: torch.tensor(y.shape).prod().item(),
+    "positions": lambda y, ids, mask: torch.arange(y.shape[0])[-1].item(),
+    "positions on its device": lambda y, ids, mask: torch.arange(y.shape[0], device=y.device).max().item(),
+    "a mask made here": lambda y, ids, mask: torch.ones(y.shape, dtype=torch.bool, device=y.device).tril().any().item(),
+    "a mask sent to a device": lambda y, ids, mask: mask.to(y.device).all().item(),
+    "lengths": lambda y, ids, mask: torch.arange(4) < mask.sum(-1)[:, None].max().item(),
+    "ids as numbers, and back": lambda y, ids, mask: y * (ids == 1).sum().item(),
+}
+
+
+@pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_numbers_that_the_caller_gave_are_there(name: str, loss: Any, log: pytest.LogCaptureFixture):
+    def forward(self: Any, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        self.answer(y, ids, mask)
+        return y
+
+    model = Applied(forward, fc=nn.Linear(4, 4), answer=KNOWN[name])
+    args = torch.randn(2, 4), torch.tensor([[3, 1, 2]]), MASK
+    trace = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
+    assert trace.about["execution"] == "shapes"
+    assert logged(log) == []
+    real = record_call(model, args, stops_at=PRICER.stops_at, loss=loss, execution="real")
+    assert_same(trace, real)
+
+
+def test_numbers_that_the_run_was_to_change_are_there_no_more():
+    """A float buffer keeps its numbers in a run by shapes: those that a real run would see there are others."""
+
+    class Counting(nn.Module):
+        def __init__(self, look: Callable[[torch.Tensor], float]) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.look = look
+            self.register_buffer("steps", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 3
+            for _ in range(int(self.look(self.steps))):
+                x = self.fc(x)
+            return x
+
+    looks: tuple[Callable[[torch.Tensor], float], ...] = (
+        lambda steps: steps.item(),
+        lambda steps: steps.tolist()[0],
+        lambda steps: steps.numpy()[0],
+        lambda steps: np.asarray(steps)[0],
+        lambda steps: memoryview(steps.numpy())[0],
+    )
+    for look in looks:
+        model = Counting(look)
+        trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
+        assert totals_of(trace)[""] == Counter({"linear": 3 * 16})
+        assert model.steps.tolist() == [0]
+
+
+def test_numbers_in_small_integer_buffers_are_kept_up_to_date():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 2
+            for _ in range(self.steps.item()):
+                x = self.fc(x)
+            return x
+
+    model = Counting()
+    trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    assert totals_of(trace)[""] == Counter({"linear": 2 * 16})
+    assert model.steps.item() == 0
+
+
+class OwnError(Exception):
+    pass
+
+
+def _raise_value_error(x: torch.Tensor) -> None:
+    raise ValueError(f"no image of size {tuple(x.shape)}")
+
+
+def _raise_own_error(x: torch.Tensor) -> None:
+    raise OwnError("mine")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Applied(lambda self, x: _raise_value_error(self.fc(x)), fc=nn.Linear(4, 4)),
+        Applied(lambda self, x: _raise_own_error(self.fc(x)), fc=nn.Linear(4, 4)),
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5)),
+        nn.Sequential(nn.Linear(4, 4), nn.Conv2d(3, 3, 3)),
+        Applied(lambda self, x: self.fc(x).view(3, 5), fc=nn.Linear(4, 4)),
+        Applied(lambda self, x: self.fc(x) + torch.ones(3), fc=nn.Linear(4, 4)),
+        Applied(lambda self, x: self.fc(x).absent, fc=nn.Linear(4, 4)),
+        Applied(lambda self, x: self.fc(x)[:, 7], fc=nn.Linear(4, 4)),
+    ],
+    ids=["ValueError", "own error", "linear", "convolution", "view", "add", "attribute", "index"],
+)
+@pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+def test_the_models_own_errors_come_out_as_they_are(model: nn.Module, loss: Any, log: pytest.LogCaptureFixture):
+    x = torch.randn(2, 4)
+    with pytest.raises(Exception) as real:
+        record_call(model, (x,), execution="real", loss=loss)
+    with pytest.raises(Exception) as auto:
+        record_call(model, (x,), loss=loss)
+    assert (auto.type, str(auto.value)) == (real.type, str(real.value))
+    assert logged(log) == []
+    with pytest.raises(Exception) as shapes:
+        record_call(model, (x,), execution="shapes", loss=loss)
+    assert not isinstance(shapes.value, ExecutionError)
+
+
+def test_an_execution_that_does_not_exist_is_refused():
+    for make in (record_call, FlopCountAnalysis):
+        with pytest.raises(ValueError, match="auto, shapes, real, not 'fast'"):
+            make(nn.Identity(), (torch.ones(1),), execution="fast")
+
+
+# ---- memory
+
+
+def count_bytes(function: Callable[[], Any]) -> int:
+    """Return how many bytes of the CPU's memory torch allocates while a function runs, freed ones included."""
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        function()
+    events = profile.kineto_results.events()
+    return sum(event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0)
+
+
+@pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:vit_tiny_patch16_224", "timm:mobilevit_xxs"])
+def test_activations_take_no_memory(name: str, training: bool, loss: Any):
+    model, args = build_case(name)
+    model.train(training)
+    model(*args)  # what torch allocates once in a process is no activation
+    real = count_bytes(lambda: record_call(model, args, execution="real", loss=loss))
+    assert real > 1_000_000  # the count sees them
+    # What is left: the state of the random generators, and position ids.
+    assert count_bytes(lambda: record_call(model, args, execution="shapes", loss=loss)) < 100_000
+
+
+def test_a_batch_that_fits_no_machine_is_no_matter():
+    batch = 1 << 36
+    model, _ = build_case("torchvision:resnet18")
+    one = FlopCountAnalysis(model, torch.zeros(1, 3, 64, 64)).total()
+    assert FlopCountAnalysis(model, torch.zeros(1).expand(batch, 3, 64, 64), execution="shapes").total() == batch * one
+    assert FlopCountAnalysis(model, torch.empty(batch, 3, 64, 64, device="meta")).total() == batch * one
+
+
+def test_masks_that_fit_no_machine_are_no_matter():
+    def model(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.shape[1]
+        positions = torch.arange(tokens)
+        mask = positions[None] <= positions[:, None]
+        mask = mask & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    tokens = 1 << 20
+    flops = FlopCountAnalysis(model, torch.empty(1, 1, 1, device="meta").expand(1, tokens, 8), execution="shapes")
+    assert flops.total() == 2 * tokens * tokens * 8
+
+
+def test_weights_that_fit_no_machine_are_no_matter():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1 << 20, 1 << 21), nn.ReLU(), nn.Linear(1 << 21, 1))
+    trace = record_call(model, (torch.zeros(1).expand(3, 1 << 20),), stops_at=PRICER.stops_at, loss=add_up)
+    assert sum(totals_of(trace)["0"].values()) >= 3 << 41
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "torchvision:efficientnet_b0", "torchvision:swin_t",
+     "timm:levit_128s", "transformers:BertModel", "transformers:LlamaModel"],
+)  # fmt: skip
+def test_a_machine_without_cuda_shows_what_cuda_would_run(name: str):
+    model, args = build_case(name)
+    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    there = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
+    assert there.about["device"] == "cuda:0"
+    devices = Counter(spec.device for item in there.signatures for spec in tensors_in((item.inputs, item.outputs)))
+    assert devices.keys() == {"cuda:0"}
+    assert totals_of(there) == totals_of(here)
+    with pytest.raises(ValueError, match="not for 'meta'"):
+        record_call(model, args, device="meta")
+
+
+def test_the_device_is_that_of_the_inputs():
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    assert record_call(model, (torch.ones(1, 4),)).about["device"] == "cpu"
+    assert record_call(model, (torch.ones(1, 4, device="meta"),)).about["device"] == "cpu"
+    asked: list[Any] = []
+    spy = Applied(lambda self, x: asked.append(self.fc(x).device) or self.fc(x), fc=model)
+    record_call(spy, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
+    assert asked == [torch.device("cuda:1")]
+
+
+# ---- tensors that are spread over machines
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[Any]:
+    """Play rank 0 of eight in this process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (8,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Block(nn.Module):
+    """Attention and an MLP as in a language model, with 8 heads."""
+
+    def __init__(self, heads: int = 8, width: int = 32) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (
+            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        y = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def spread(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()) | dict.fromkeys(
+        ("out", "down"), RowwiseParallel()
+    )
+    return parallelize_module(model, mesh, plan)
+
+
+@pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+@pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
+def test_a_rank_counts_its_own_part(eight_ranks: Any, on_meta: bool, loss: Any):
+    # DTensor works out once in a process how to split a call of some shape, by running it: the first analysis is the
+    # one that could differ, so that each of these tests has a shape of its own.
+    x = torch.randn(2, 6 + 2 * on_meta + (loss is None), 32)
+    whole = record_call(Block(), (x,), stops_at=PRICER.stops_at, loss=loss)
+    with torch.device("meta" if on_meta else "cpu"):
+        model = spread(Block(), eight_ranks)
+    first, second = (
+        record_call(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="shapes") for _ in range(2)
+    )
+    assert totals_of(first) == totals_of(second)
+    assert count(first, PRICER, "flops").total() * 8 == count(whole, PRICER, "flops").total()
+    ops = {item.packet for item in first.signatures}
+    assert any("all_reduce" in op for op in ops)
+    if not on_meta:
+        real = record_call(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="real")
+        assert totals_of(real) == totals_of(first)
+
+
+def test_a_rank_counts_its_own_part_in_a_real_run_too(eight_ranks: Any):
+    model, x = spread(Block(), eight_ranks), torch.randn(3, 7, 32)
+    first, second = (record_call(model, (x,), stops_at=PRICER.stops_at, execution="real") for _ in range(2))
+    assert totals_of(first) == totals_of(second)
+
+
+# ---- the memo
+
+
+@pytest.mark.parametrize("name", ["zoo:resnet50", "zoo:gpt2", "torchvision:swin_t", "transformers:LlamaModel"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_a_second_analysis_learns_nothing_new(name: str, backward: bool):
+    model, args = build_case(name)
+    loss = add_up if backward else None
+    first = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    known = outcomes()
+    second = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
+    assert outcomes() == known > 0
+    assert second == first
+    clear_cache()
+    assert outcomes() == 0
+    assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
+
+
+VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any]]] = {
+    "True and 1": (lambda x: x * True, lambda x: x * 1),
+    "1 and 1.0": (lambda x: x.long() * 1, lambda x: x.long() * 1.0),
+    "True and 1.0": (lambda x: x.long() + True, lambda x: x.long() + 1.0),
+    "False and 0": (lambda x: x.sum(0, keepdim=False), lambda x: x.sum(0, keepdim=True)),
+    "0 and -0.0": (lambda x: x.bool() | False, lambda x: x.bool() * 0.0),
+    "1 and 1j": (lambda x: x * 1, lambda x: x * 1j),
+    "1 and True in full": (lambda x: torch.full((2,), 1), lambda x: torch.full((2,), True)),
+    "1 and 1.0 in full": (lambda x: torch.full((2,), 1), lambda x: torch.full((2,), 1.0)),
+    "1 and 1.0 in a list": (
+        lambda x: torch._foreach_mul([x.long()], [1]),
+        lambda x: torch._foreach_mul([x.long()], [1.0]),
+    ),
+    "dtypes": (lambda x: x.sum(dtype=torch.float32), lambda x: x.sum(dtype=torch.float64)),
+    "dtypes of input": (lambda x: x.float() * 2, lambda x: x.double() * 2),
+    "strides": (lambda x: x.reshape(-1), lambda x: x.t().reshape(-1)),
+    "strides, in view": (lambda x: (x + 1).view(-1), lambda x: (x + 1).t().contiguous().view(-1)),
+    "shapes": (lambda x: x[:1] @ x.t(), lambda x: x @ x.t()),
+    "the same tensor twice": (lambda x: torch.cat([x, x]), lambda x: torch.cat([x, x + 1])),
+    "the same tensor written to": (lambda x: x.clone().add_(x), lambda x: (y := x.clone()).add_(y)),
+    "keywords": (lambda x: torch.add(x, x, alpha=2), lambda x: torch.add(x, x, alpha=2.0)),
+    "None and a number": (lambda x: x.clamp(0, None), lambda x: x.clamp(None, 0)),
+    "memory formats": (
+        lambda x: x[None, :, :, None].contiguous(),
+        lambda x: x[None, :, :, None].contiguous(memory_format=torch.channels_last),
+    ),
+    "conjugates": (lambda x: (x * 1j).resolve_conj(), lambda x: (x * 1j).conj().resolve_conj()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_calls_that_look_alike_are_not_taken_for_each_other(name: str):
+    x = torch.randn(2, 4)
+    clear_cache()
+    for order in (VARIANTS[name], VARIANTS[name][::-1]):
+        for model in order:
+            seen: list[list[Any]] = []
+
+            def watched(x: torch.Tensor, model: Any = model, seen: Any = seen) -> Any:
+                out = model(x)
+                seen.append([(t.dtype, t.shape, t.stride()) for t in tensors_of(out)])
+                return out
+
+            shapes = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="shapes")
+            real = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="real")
+            assert_same(shapes, real)
+            # Signatures hold no strides, so that these are looked at where the model sees them.
+            assert seen[0] == seen[1]
+
+
+def test_another_input_is_another_result():
+    model = nn.Linear(4, 3)
+    small = record_call(model, (torch.ones(2, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    large = record_call(model, (torch.ones(5, 4),), stops_at=PRICER.stops_at, execution="shapes")
+    assert (totals_of(small)[""]["linear"], totals_of(large)[""]["linear"]) == (24, 60)
+    double = record_call(model.double(), (torch.ones(2, 4).double(),), stops_at=PRICER.stops_at, execution="shapes")
+    assert text_of(double.signatures[0].outputs[0]) == "float64[2, 3]@cpu"
+
+
+def test_a_strange_stride_is_kept():
+    seen = []
+    strange = torch.randn(4, 3, 8, 8).permute(2, 0, 3, 1)
+    model = Applied(lambda self, x: seen.append((x + 1).stride()) or torch.relu(x))
+    for execution in ("shapes", "real"):
+        record_call(model, (strange,), execution=execution)
+    assert seen[0] == seen[1]
+
+
+# ---- sizes that are assumed
+
+
+def test_nothing_is_unknown_that_a_real_run_knows():
+    """Ops of a run by shapes are those of a real one: a rule that ran others in their place would show here."""
+    model, args = build_case("zoo:gpt2")
+    statuses = [
+        {status: +Counter(ops) for status, ops in count(trace, PRICER, "flops").ledger().items()}
+        for trace in (record_call(model, args, stops_at=PRICER.stops_at, execution=item) for item in ("shapes", "real"))
+    ]
+    assert statuses[0] == statuses[1] and statuses[0][Status.COUNTED]
+
+
+# ---- threads
+
+
+def test_two_analyses_at_once_do_not_see_each_other():
+    cases = [build_case(name) for name in ("torchvision:resnet18", "zoo:llama_tiny")]
+    expected = [record_call(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
+    clear_cache()
+    traces: list[list[Trace]] = [[], []]
+
+    def analyse(index: int) -> None:
+        for _ in range(3):
+            traces[index].append(record_call(*cases[index], stops_at=PRICER.stops_at, execution="shapes"))
+
+    threads = [threading.Thread(target=analyse, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in (0, 1):
+        assert len(traces[index]) == 3
+        for trace in traces[index]:
+            assert_same(trace, expected[index])

@@ -1,0 +1,74 @@
+"""A compiled extension's work is reported whatever it writes to; torch compiles it, which takes a minute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import cpp_extension
+
+from fvflops import FlopCountAnalysis
+
+SOURCE = r"""
+#include <torch/extension.h>
+
+static void double_into(const torch::Tensor& x, torch::Tensor out) {
+    for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = 2 * x.data_ptr<float>()[i];
+}
+torch::Tensor dispatched(torch::Tensor x) { auto out = torch::empty_like(x); double_into(x, out); return out; }
+torch::Tensor allocated(torch::Tensor x) {
+    torch::Tensor out = at::detail::empty_cpu(x.sizes(), x.options());
+    double_into(x, out);
+    return out;
+}
+torch::Tensor wrapped(torch::Tensor x) {
+    auto* memory = new float[x.numel()];
+    torch::Tensor out = torch::from_blob(memory, x.sizes(), [](void* p) { delete[] static_cast<float*>(p); });
+    double_into(x, out);
+    return out;
+}
+void in_place(torch::Tensor x) { double_into(x, x); }
+void into(torch::Tensor x, torch::Tensor out) { double_into(x, out); }
+"""
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory):
+    return cpp_extension.load_inline(
+        "fvflops_test_extension",
+        SOURCE,
+        functions=["dispatched", "allocated", "wrapped", "in_place", "into"],
+        build_directory=str(tmp_path_factory.mktemp("extension")),
+    )
+
+
+class Scan(nn.Module):
+    def __init__(self, extension, way):
+        super().__init__()
+        self.extension = extension
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "in_place":
+            self.extension.in_place(x)
+            return x
+        if self.way in ("zeros_like", "empty_like", "clone"):
+            out = getattr(torch, self.way)(x)
+            self.extension.into(x, out)
+            return out
+        return getattr(self.extension, self.way)(x)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("execution", ["auto", "real"])
+@pytest.mark.parametrize("way", ["dispatched", "allocated", "wrapped", "in_place", "zeros_like", "empty_like", "clone"])
+def test_a_compiled_function_is_reported_in_its_module(extension, way, execution, last):
+    model = nn.Sequential(nn.Linear(8, 8), Scan(extension, way), *([] if last else [nn.Linear(8, 8)]))
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    analysis = FlopCountAnalysis(model, x, execution=execution).unsupported_ops_warnings(False)
+    # torch makes a new storage object each time that it is asked for memory which it does not own.
+    calls = (1, 2) if way == "wrapped" else (1,)
+    assert analysis.unsupported_ops("1") in [{"unseen::Scan.forward": count} for count in calls]
+    (source,) = {item.source for item in analysis.trace().signatures if item.op == "unseen::Scan.forward"}
+    assert source.startswith("tests/capture/unseen/test_unseen_extension.py:")

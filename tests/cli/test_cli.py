@@ -1,0 +1,388 @@
+"""The command line: what a person types, and what comes out."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fvflops.cli import main
+from fvflops.cli.inputs import parse_input
+from fvflops.reports import json as json_report
+
+FACTORY = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+
+def with_inputs():
+    return build(), (torch.ones(2, 4),)
+
+def with_names():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+        def forward(self, *, x):
+            return self.fc(x)
+    return Net(), {"x": torch.ones(5, 4)}
+
+def unknown():
+    @torch.library.custom_op("fvflops_cli::scan", mutates_args=())
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+    class Net(nn.Module):
+        def forward(self, x):
+            return scan(x)
+    return Net(), torch.ones(2)
+
+def routed():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+        def forward(self, x):
+            return self.fc(x[x[:, 0] > 0])
+    return Net(), torch.ones(8, 4)
+
+def broken():
+    raise ZeroDivisionError("in the factory\\nsecond line")
+
+def number():
+    return 3
+
+def list_of_inputs():
+    return build(), [torch.ones(2, 4)]
+
+def one_dict():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+        def forward(self, batch):
+            return self.fc(batch["a"])
+    return Net(), ({"a": torch.ones(5, 4)},)
+
+def raising():
+    class Net(nn.Module):
+        def forward(self, x):
+            return {}["missing_key"]
+    return Net(), torch.ones(2)
+
+def exiting():
+    raise SystemExit(0)
+
+ready = build()
+"""
+
+
+@pytest.fixture
+def factory(tmp_path):
+    path = tmp_path / "my models.py"
+    path.write_text(FACTORY)
+    return str(path)
+
+
+def run(capsys, *argv):
+    try:
+        code = main(argv)
+    except SystemExit as error:  # of arguments that cannot be read
+        code = error.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def total_of(capsys, *argv):
+    code, out, err = run(capsys, "count", *argv, "--format", "json")
+    assert code == 0, err
+    return json_report.parse(out).columns["flops"][""]
+
+
+def test_the_first_command_of_the_readme(capsys):
+    code, out, err = run(capsys, "count", "zoo:resnet50")
+    assert (code, err) == (0, "")
+    assert out.startswith("module ") and " 25.6M " in out and " 4.11G " in out
+    assert "Convention: default (1 FLOP per multiply-add).\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, _ = run(capsys, "count", "zoo:resnet50", "--format", "fvcore")
+    assert code == 0 and out.startswith("| module ") and "25.557M" in out and "4.112G" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "flops"),
+    [
+        ("build", ["--input", "2,4"], 24),
+        ("build", ["--input", "2x4:float32"], 24),
+        ("ready", ["--input", "7,4"], 84),
+        ("with_inputs", [], 24),
+        ("with_inputs", ["--input", "1,4"], 12),
+        ("with_names", [], 60),
+        ("with_names", ["--input", "x=1,4"], 12),
+        ("with_inputs", ["--device", "meta"], 24),
+        ("list_of_inputs", [], 24),
+        ("routed", [], 96),
+        ("routed", ["--execution", "real"], 96),
+        ("routed", ["--execution", "shapes", "--assume", "aten::index=6"], 72),
+        ("routed", ["--device", "meta", "--assume", "aten::index=0.25"], 24),
+        ("one_dict", [], 60),
+    ],
+)
+def test_models_from_a_file(capsys, factory, name, options, flops):
+    assert total_of(capsys, f"{factory}:{name}", *options) == flops
+
+
+def test_a_model_from_a_package(capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "nets.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert total_of(capsys, "own_package.nets:with_inputs") == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "giga"),
+    [
+        ("torchvision:resnet18", [], 1.8),
+        ("torchvision:r3d_18", ["--input", "1,3,4,56,56", "--device", "meta"], 2.8),
+        ("torchvision:lraspp_mobilenet_v3_large", ["--device", "meta"], 2.1),
+        ("timm:resnet18", ["--device", "meta"], 1.8),
+        ("transformers:BertModel", ["--device", "meta"], 11.2),
+        ("transformers:ViTModel", ["--device", "meta"], 17.6),
+        ("transformers:T5Model", ["--device", "meta"], 5.9),
+        ("zoo:llama3_8b", [], 79_070),
+    ],
+)
+def test_models_of_every_library_on_their_own_inputs(capsys, name, options, giga):
+    assert total_of(capsys, name, *options) / 1e9 == pytest.approx(giga, rel=0.05)
+
+
+def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    small = total_of(capsys, "transformers:BertModel", "--config", json.dumps(settings))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**settings, "num_hidden_layers": 2}))
+    assert small < total_of(capsys, "transformers:BertModel", "--config", str(path)) < 2 * small
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["zoo:resnet5"], "no model 'resnet5' in the zoo: did you mean 'resnet50'?"),
+        (["resnet50"], "'resnet50' is no model: write zoo:resnet50"),
+        (["zoo:"], "'zoo:' is no model"),
+        (["timm:resnet5o"], "timm has no 'resnet5o': the nearest is 'resnet50'"),
+        (["torchvision:resnet51"], "torchvision has no 'resnet51': the nearest is 'resnet5"),
+        (["transformers:BertModle"], "transformers has no 'BertModle': the nearest is 'BertModel'"),
+        (["transformers:BertModel", "--config", "{"], "--config {:"),
+        (["transformers:BertModel", "--config", "missing.json"], "missing.json"),
+        (["zoo:lenet5", "--config", "{}"], "--config is for transformers models"),
+        (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is no shape; write it like 1,3,224,224"),
+        (["zoo:lenet5", "--input", "1:floot"], "'floot' is no dtype"),
+        (["zoo:lenet5", "--input", "0y=1"], "'0y' is no argument name"),
+        (["zoo:lenet5", "--input", "1,3,28,28"], "expected input[1, 3, 28, 28] to have 1 channels"),
+        (["transformers:AutoModel"], "AutoModel has no configuration of its own"),
+        (["transformers:BertModel", "--config", "[]"], "a configuration is a JSON object"),
+        (
+            ["transformers:CLIPModel", "--device", "meta"],
+            "default inputs: input_ids=int64[1, 128]; pass",
+        ),
+        (["zoo:lenet5", "--format", "txet"], "--format: no format is called 'txet': take 'text'"),
+        (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
+        (["no.such.package:model"], "there is no package"),
+        (["missing.py:model"], "there is no file 'missing.py'"),
+        (["zoo:lenet5", "--output", "/dev/null/out.txt"], "/dev/null/out.txt cannot be written"),
+    ],
+)
+def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
+    code, out, err = run(capsys, "count", *argv)
+    assert code == 2 and out == ""
+    assert err.startswith("fvflops: error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("buidl", "has no 'buidl': the nearest is 'build'"),
+        ("broken", "ZeroDivisionError: in the factory second line (my models.py:"),
+        ("raising", "KeyError: missing_key (my models.py:"),
+        ("exiting", "SystemExit: the program asked to exit with 0"),
+        ("number", "made int: return a torch.nn.Module"),
+        ("build", "does not say what it takes: give --input SHAPE"),
+        ("routed --execution shapes", "aten::index.Tensor in module '' cannot be run by shapes"),
+        ("routed --device meta", "pass real weights, or give the op a size: assume={'aten::index.Tensor': ...}"),
+        ("routed --assume aten::index", "--assume 'aten::index' gives no size: write aten::nonzero=100"),
+        ("routed --assume aten::indx=3", "aten::index"),
+    ],
+)
+def test_errors_of_a_factory(capsys, factory, name, message):
+    name, *options = name.split()
+    code, _, err = run(capsys, "count", f"{factory}:{name}", *options)
+    assert code == 2 and message in err and err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(factory):
+    with pytest.raises(ZeroDivisionError):
+        main(["count", "--debug", f"{factory}:broken"])
+
+
+def test_strict_makes_an_unknown_op_an_error(capsys, factory):
+    code, out, _ = run(capsys, "count", f"{factory}:unknown")
+    assert (
+        code == 0
+        and "Unsupported, so not counted: fvflops_cli::scan (1 call, 2 output elements; in " in out.replace("\n", " ")
+    )
+    code, out, err = run(capsys, "count", f"{factory}:unknown", "--strict")
+    assert (code, out) == (2, "") and "no formula for fvflops_cli::scan ×1 (in Net) (--strict)" in err
+
+
+def test_every_format_and_view(capsys, tmp_path):
+    for name in ("text", "markdown", "csv", "json", "html", "latex", "fvcore", "tree"):
+        for by in ("module", "operator", "both"):
+            if name == "tree" and by != "module":
+                continue
+            path = tmp_path / f"{name}-{by}"
+            code, out, err = run(
+                capsys, "count", "zoo:lenet5", "--format", name, "--by", by, "--output", str(path), "--depth", "1"
+            )
+            assert (code, out, err) == (0, "", "")
+            text = path.read_text()
+            numbers = ("416520", "417K", "357600", "0.417M", "0.42M", "0.358M", "358K", "0.000417", "240000")
+            assert text.endswith("\n") and any(number in text for number in numbers)
+    rows = list(csv.reader(io.StringIO((tmp_path / "csv-operator").read_text())))
+    assert rows[1][:2] == ["conv", "357600"]
+
+
+def test_training_mode_is_counted_where_asked(capsys, tmp_path):
+    path = tmp_path / "norm.py"
+    path.write_text("from torch import nn\ndef build():\n    return nn.BatchNorm1d(4)\n")
+    assert total_of(capsys, f"{path}:build", "--input", "3,4") == 24
+    assert total_of(capsys, f"{path}:build", "--input", "3,4", "--train") == 60
+
+
+def test_ops_lists_and_explains(capsys):
+    code, out, _ = run(capsys, "ops", "--table", "fvcore")
+    assert code == 0 and "aten::linear" in out and "aten::scaled_dot_product_attention" in out
+    code, out, _ = run(capsys, "ops", "linear")
+    assert code == 0
+    assert "aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor" in out
+    assert "macs" in out and "example" in out and "default.yaml:" in out
+    code, out, _ = run(capsys, "ops", "aten::add.Tensor")
+    assert code == 0 and "omitted" in out
+    for name, message in (
+        ("aten::lineer", "'aten::linear'"),
+        ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
+    ):
+        code, out, err = run(capsys, "ops", name)
+        assert (code, out) == (2, "") and message in err
+    code, out, _ = run(capsys, "ops", "conv2d")
+    assert code == 0 and "no row, so it is looked into" in out
+    torch.library.custom_op("fvflops_cli_ops::scan", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor")
+    code, out, _ = run(capsys, "ops", "fvflops_cli_ops::scan")
+    assert code == 0 and "no row, so it is unknown" in out
+
+
+def test_ops_tells_the_constants_that_a_row_uses_and_what_a_module_covers(capsys, tmp_path):
+    code, out, _ = run(capsys, "ops", "gelu", "--table", "exact")
+    assert code == 0 and "flops:       numel(out)*(" in out and "  constants:   erf = 8, tanh = 8\n" in out
+    path = tmp_path / "mine.yaml"
+    path.write_text("modules:\n  torch.nn.LSTM: {flops: 1, covers: false}\n")
+    code, out, _ = run(capsys, "ops", "torch.nn.LSTM", "--table", str(path))
+    assert code == 0 and "covers:      false, what runs inside is counted too" in out
+
+
+def test_ops_of_a_users_table(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("modules:\n  torch.nn.LSTM: {macs: hidden_size}\n")
+    code, out, _ = run(capsys, "ops", "--table", str(path))
+    assert code == 0 and "torch.nn.LSTM  macs: hidden_size" in out
+    code, out, _ = run(capsys, "ops", "torch.nn.LSTM", "--table", str(path))
+    assert code == 0 and f"{path}:2" in out
+    path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 47"}\n')
+    code, out, _ = run(capsys, "ops", "--check", "--table", str(path))
+    assert code == 1 and f"{path}:2: aten::gelu: the example '2 3 = 47' costs 48" in out
+    path.write_text('ops:\n  aten::gelu: {flops: 8*numel(out), example: "2 3 = 48"}\n')
+    assert run(capsys, "ops", "--check", "--table", str(path))[:2] == (0, f"{path}: 1 of 1 examples hold\n")
+
+
+def test_a_wrong_command_line_exits_with_2(capsys):
+    for argv in ([], ["cuont", "x"], ["count"], ["count", "zoo:lenet5", "--depth", "-1"]):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "--help lists the arguments" in error
+
+
+def test_the_module_runs_and_a_closed_pipe_is_no_error():
+    environment = dict(os.environ, PYTHONPATH=os.getcwd())
+    command = f"{shlex.quote(sys.executable)} -m fvflops ops --table fvcore | head -n 1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)
+    assert result.stdout.startswith("fvcore") and result.stderr == ""
+
+
+def test_an_input_is_parsed():
+    assert parse_input("1,3,8,8").shape == (1, 3, 8, 8)
+    assert (parse_input("ids=1,8:int64").name, parse_input("ids=1,8:int64").dtype) == ("ids", "int64")
+    assert parse_input("5").shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["count", "none:x", "--output"],
+        ["compare", "none:x", "--output"],
+        ["diff", "none:x", "none:x", "--output"],
+        ["check", "none:x", "--budget", "none.yaml", "--output"],
+        ["check", "none:x", "--budget", "none.yaml", "--summary"],
+        ["plan", "none:x", "--mesh", "dp=2", "--output"],
+        ["roofline", "none:x", "--output"],
+        ["scale", "none:x", "--output"],
+        ["scale", "none:x", "--plot"],
+        *(["profile", "none:x", f"--{option}"] for option in ("output", "trace", "speedscope", "flamegraph", "html")),
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_told_before_all_else(argv, tmp_path, capsys):
+    assert main([*argv, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"fvflops: error: {tmp_path} cannot be written: Is a directory; choose another path\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["count", "{}.py:build"],
+        ["count", "zoo:lenet5", "--table", "{}.yaml"],
+        ["diff", "zoo:lenet5", "{}.json"],
+        ["check", "zoo:lenet5", "--update", "--budget", "{}.yaml"],
+        ["profile", "zoo:lenet5", "--peaks", "{}.yaml:mine"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_run_reads_is_not_written_over(argv, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    for ending in (".py", ".yaml", ".json"):
+        (tmp_path / f"file{ending}").write_text("mine")
+    argv = [text.format(tmp_path / "file") for text in argv]
+    ending = next(ending for ending in (".py", ".yaml", ".json") if ending in " ".join(argv))
+    path = f"{tmp_path}/folder/../file{ending}"
+    assert main([*argv, "--output", path]) == 2
+    assert (
+        capsys.readouterr().err == f"fvflops: error: --output {path}: this run reads that file: choose another path\n"
+    )
+    assert (tmp_path / f"file{ending}").read_text() == "mine"
+
+
+def test_an_error_shows_what_a_terminal_would_obey(capsys):
+    assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()

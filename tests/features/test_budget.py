@@ -1,0 +1,470 @@
+"""The budget: its file and the mistakes in it, the verdict, the update that keeps comments, and the pytest plugin."""
+
+import configparser
+import importlib
+import os
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+
+from fvflops import FlopCountAnalysis, paths, predict_memory
+from fvflops.cli import main
+from fvflops.features.budget.budget_file import load_budgets, make_limit, parse_budgets, update_text
+from fvflops.features.budget.model import Limit
+from fvflops.formulas import TableError
+from fvflops.units import parse_share, parse_size
+from tests.support.checkout import ROOT
+
+pytest_plugins = ["pytester"]
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net(width):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2)), torch.ones(3, 4)
+
+def narrow():
+    return net(8)
+
+def wide():
+    return net(16)
+
+def scan():
+    library = torch.library.Library("fvflops_check", "DEF")
+    library.define("scan(Tensor x) -> Tensor")
+    library.impl("scan", lambda x: x.clone(), "CompositeExplicitAutograd")
+    class Net(nn.Module):
+        def forward(self, x):
+            return library and torch.ops.fvflops_check.scan(torch.ops.fvflops_check.scan(x))
+    return Net(), torch.ones(2)
+"""
+# Of narrow(): 3 * 4 * 8 + 3 * 8 * 2 multiply-adds, 3 * 8 + 3 * 2 outputs, 4 * 8 + 8 + 8 * 2 + 2 parameters.
+NARROW = {"flops": 144, "macs": 144, "activations": 30, "parameters": 58}
+# Four bytes a number: 12 + 32 + 8 + 24 in the first layer, 24 + 24 in ReLU, 24 + 16 + 2 + 6 in the last.
+BYTES = 304 + 192 + 192
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    return tmp_path
+
+
+def check(*arguments, model="net.py:narrow", name="net"):
+    return main(["check", model, "--budget", "budget.yaml", "--name", name, *arguments])
+
+
+# --- the file ---
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("25557032", 25557032),
+        ("25_557_032", 25557032),
+        ("25,557,032", 25557032),
+        ("1.2G", 1_200_000_000),
+        ("4.089184256G", 4_089_184_256),
+        ("120MiB", 120 * 2**20),
+        ("1.5 KiB", 1536),
+        ("0", 0),
+        ("3 T", 3 * 10**12),
+    ],
+)
+def test_a_size_is_read_exactly(text, number):
+    assert parse_size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "-3", "1e9", "G", "1.2X", "nan", "٣", "1" * 100, "1.0005K"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is no"):
+        parse_size(text)
+
+
+def test_a_share_is_read_exactly():
+    assert [parse_share(text) for text in ("1%", "0.01", "2.5 %", "0")] == [
+        Fraction(1, 100), Fraction(1, 100), Fraction(1, 40), 0,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="is no share such as 1%"):
+        parse_share("-1%")
+
+
+def test_limits_have_a_kind_and_the_nearest_tolerance():
+    text = """
+tolerance: 1%
+models:
+  a:
+    flops: 1.2K
+    macs: {exact: 600}
+    memory: {max: 1KiB, tolerance: 5%}
+  b:
+    table: exact
+    tolerance: 0.5
+    unknown: 0
+    modules: {layer1: 1K}
+"""
+    budgets = parse_budgets(text, "budget.yaml")
+    assert budgets["a"].limits == {
+        "flops": Limit("flops", 1200, False, Fraction(1, 100)),
+        "macs": Limit("macs", 600, True, Fraction(1, 100)),
+        "memory": Limit("memory", 1024, False, Fraction(1, 20)),
+    }
+    assert budgets["b"].limits["unknown"].tolerance == Fraction(1, 2)
+    assert (budgets["b"].table, budgets["b"].modules) == ("exact", {"layer1": 1000})
+
+
+def test_a_tolerance_is_a_share_of_the_limit():
+    assert [Limit("flops", 200, False, Fraction(1, 100)).allows(value) for value in (0, 202, 203)] == [
+        True,
+        True,
+        False,
+    ]
+    exact = Limit("flops", 200, True, Fraction(1, 100))
+    assert [exact.allows(value) for value in (197, 198, 202, 203)] == [False, True, True, False]
+
+
+MISTAKES = {
+    "unknown key of a file": ("modles: {}", 1, "unknown key 'modles': did you mean 'models'?"),
+    "unknown figure": ("models:\n  a:\n    flosp: 1", 3, "unknown key 'flosp': did you mean 'flops'?"),
+    "unknown key of a limit": ("models:\n  a:\n    flops: {maxi: 1}", 3, "unknown key 'maxi': did you mean 'max'?"),
+    "no number": ("models:\n  a:\n    flops: many", 3, "flops: 'many' is no number such as 25_557_032, 1.2G or 120MiB"),
+    "a number that is not whole": ("models:\n  a:\n    macs: 0.5", 3, "macs: '0.5' is no whole number"),
+    "no share": ("models:\n  a: {flops: 1}\ntolerance: lots", 3, "tolerance: 'lots' is no share"),
+    "max and exact": ("models:\n  a:\n\n    macs: {max: 1, exact: 1}", 4, "macs is either max or exact"),
+    "no limit": ("models:\n  a:\n    table: exact", 2, "a has no limit: write one of flops, macs"),
+    "no models": ("tolerance: 1%", 1, "there are no models"),
+    "a list": ("models: [a]", 1, "models is a list, not a mapping"),
+    "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' stands twice, first on line 3"),
+    "no YAML": ("models: ]", 1, "this is not YAML"),
+    "an anchor": ("models: &a {}", 1, "has no anchors"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_budget_is_told_with_its_line(name, folder, capsys):
+    text, line, message = MISTAKES[name]
+    (folder / "budget.yaml").write_text(text)
+    with pytest.raises(TableError) as caught:
+        load_budgets("budget.yaml")
+    assert str(caught.value).startswith(f"budget.yaml:{line}: ")
+    assert message in str(caught.value)
+
+
+def test_a_limit_that_a_program_says_is_checked():
+    assert make_limit("flops", 1200) == Limit("flops", 1200)
+    for figure, said, message in (
+        ("flosp", 1, "did you mean 'flops'"),
+        ("flops", 1.5, "give an integer"),
+        ("flops", True, "give an integer"),
+        ("flops", {"maxi": 1}, "write {'max': 1200}"),
+    ):
+        with pytest.raises(ValueError, match="flo") as caught:
+            make_limit(figure, said)
+        assert message in str(caught.value)
+
+
+# --- the verdict ---
+
+
+def test_a_model_that_keeps_to_its_budget_passes(folder, capsys):
+    (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unknown: 0}}")
+    assert check() == 0
+    assert "net keeps to its budget, by the table default." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("figure", [*NARROW, "memory"])
+def test_each_figure_is_limited(figure, folder, capsys):
+    narrow = FlopCountAnalysis(
+        torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), torch.ones(3, 4)
+    )
+    value = NARROW.get(figure) or predict_memory(narrow).peak
+    for limit, code in ((value, 0), (value - 1, 1)):
+        (folder / "budget.yaml").write_text(f"models: {{net: {{{figure}: {limit}}}}}")
+        assert check() == code
+    assert "OVER BUDGET: net costs more than it may, by the table default." in capsys.readouterr().out
+
+
+def test_a_model_over_its_budget_is_told_by_how_much_and_where(folder, capsys):
+    assert check("--update", "--depth", "1") == 0
+    capsys.readouterr()
+    assert check("--summary", "summary.md", model="net.py:wide") == 1
+    said = capsys.readouterr().out
+    assert ["flops", "max", "144", "288", "+144", "(+100%)", "OVER"] in [line.split() for line in said.splitlines()]
+    assert "Of the modules, these grew most in flops: 0 +96 (96 → 192, +100%); 2 +48 (48 → 96, +100%)." in said
+    assert "Of the operators, these grew most in flops: linear +144 (144 → 288, +100%)." in said
+    summary = (folder / "summary.md").read_text()
+    assert summary.startswith("### ❌ OVER BUDGET: net costs more")
+    assert "| flops | max 144 | 288 | +144 (+100%) | OVER |" in summary
+    assert check("--summary", "summary.md") == 0
+    assert (folder / "summary.md").read_text().startswith(summary + "### ✅ net keeps")  # appended
+
+
+def test_less_than_exact_is_no_match(folder, capsys):
+    (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150}}}")
+    assert check() == 1
+    said = capsys.readouterr().out
+    assert "OFF BUDGET: net is not what its budget says exactly" in said
+    assert "-6 (-4%)  UNDER" in said
+    (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150, tolerance: 4%}}}")
+    assert check() == 0
+
+
+def test_unknown_ops_are_over_a_budget_of_none(folder, capsys):
+    (folder / "budget.yaml").write_text("models: {net: {unknown: 0}}")
+    assert check(model="net.py:scan") == 1
+    said = capsys.readouterr().out
+    assert "UNKNOWN, so missing from the numbers: fvflops_check::scan (2 calls)." in said
+
+
+def test_numbers_that_look_alike_in_short_are_told_in_full(folder, capsys):
+    (folder / "budget.yaml").write_text("models: {zoo:lenet5: {flops: 416_519}}")
+    assert main(["check", "zoo:lenet5", "--budget", "budget.yaml"]) == 1
+    assert "max 416,519  416,520" in capsys.readouterr().out
+
+
+def test_a_saved_trace_is_checked_without_memory(folder, capsys):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
+    assert check("--update", model="net.json") == 0
+    limits = load_budgets("budget.yaml")["net"].limits
+    assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unknown": 0}
+    (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
+    assert check(model="net.json") == 2
+    assert "predicted from a model, not from a saved run" in capsys.readouterr().err
+
+
+def test_the_table_is_that_of_the_budget(folder, capsys):
+    (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
+    assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
+    assert check("--table", "fvcore") == 2
+    assert "the budget of net is by the table exact, not fvcore" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "fvflops.cli.commands.check.open_analysis", lambda *_, **__: pytest.fail("the work was done first")
+    )
+    assert check() == 2
+    assert "budget.yaml:1: cannot be read: No such file" in capsys.readouterr().err
+    (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")
+    assert check() == 2
+    assert "budget.yaml has no model 'net': did you mean 'nett'?" in capsys.readouterr().err
+    assert check("--summary", str(folder), name="nett") == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert check("--depth", "1") == 2
+    assert "--depth says what --update writes" in capsys.readouterr().err
+    (folder / "file").write_text("")
+    assert main(["check", "net.py:narrow", "--budget", "file/budget.yaml", "--update"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+# --- the update ---
+
+WRITTEN = """# What our models may cost.
+tolerance: 1%  # for all
+
+models:
+  net:  # the small one
+    flops: 1.2K  # since May
+    parameters: {exact: 57, tolerance: 0%}
+    # of what runs in it
+    modules:
+      "0": 90
+      gone: 7
+  other: {flops: 1, macs: 2}
+"""
+REWRITTEN = """# What our models may cost.
+tolerance: 1%  # for all
+
+models:
+  net:  # the small one
+    flops: 144  # since May
+    parameters: {exact: 58, tolerance: 0%}
+    # of what runs in it
+    modules:
+      "0": 96
+      "2": 48
+    operators:
+      linear: 144
+  other: {flops: 1, macs: 2}
+"""
+
+
+def test_an_update_keeps_comments_and_says_what_changed(folder, capsys):
+    (folder / "budget.yaml").write_text(WRITTEN)
+    os.chmod("budget.yaml", 0o640)
+    assert check("--update") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "budget.yaml: net updated.",
+        "  flops: 1.2K → 144",
+        "  parameters: 57 → 58",
+        "  modules, gone: 7 → nothing",
+        "  modules, 0: 90 → 96",
+        "  modules, 2: nothing → 48",
+        "  operators: 1 noted",
+    ]
+    assert (folder / "budget.yaml").read_text() == REWRITTEN
+    assert os.stat("budget.yaml").st_mode & 0o777 == 0o640
+    assert sorted(os.listdir()) == ["budget.yaml", "net.py"] or "__pycache__" in os.listdir()
+    assert check("--update") == 0
+    assert capsys.readouterr().out == "budget.yaml: net is as it stands there.\n"
+    assert (folder / "budget.yaml").read_text() == REWRITTEN
+
+
+def test_an_update_writes_a_new_file_and_adds_a_model(folder, capsys):
+    assert check("--update") == 0
+    assert "budget.yaml: net added.\n  flops: 144\n" in capsys.readouterr().out
+    assert check("--update", "--table", "exact", model="net.py:wide", name="null: *x") == 0
+    budgets = load_budgets("budget.yaml")
+    assert list(budgets) == ["net", "null: *x"]
+    assert {figure: budgets["net"].limits[figure].value for figure in NARROW} == NARROW
+    assert budgets["null: *x"].table == "exact"
+    assert check() == check(model="net.py:wide", name="null: *x") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: {net: {flops: 1, macs: 1}}",
+        "models:\n  'net': {macs: '7',  flops: 1}\n",
+        "models:\n    net:\n      macs: 1",
+    ],
+    ids=["flow", "quoted", "wide"],
+)
+def test_an_update_finds_each_figure(text):
+    update = update_text(text, "budget.yaml", "net", {"flops": 1234, "macs": 12})
+    limits = parse_budgets(update.text, "budget.yaml")["net"].limits
+    assert {limit.value for limit in limits.values()} <= {1234, 12}
+    assert limits["macs"].value == 12
+
+
+def test_a_line_that_cannot_be_rewritten_is_told():
+    with pytest.raises(TableError, match=r"budget.yaml:2: flops of net cannot be rewritten here"):
+        update_text("models: {net:\n {flops:\n 1}}", "budget.yaml", "net", {"flops": 5})
+    with pytest.raises(TableError, match="a model cannot be added here"):
+        update_text("models: {net: {flops: 1}}", "budget.yaml", "other", {"flops": 5})
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, link = tmp_path / "a.txt", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    paths.write_text(str(link), "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
+    with pytest.raises(OSError, match="no room"):
+        paths.write_text(str(path), "newer")
+    assert path.read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "link"]
+
+
+# --- the pytest plugin ---
+
+TESTS = """
+import pytest
+import torch
+from torch import nn
+
+def net(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+X = torch.ones(3, 4)
+
+@pytest.mark.flops_budget(flops=144, parameters={"exact": 58}, unknown=0)
+def test_kept(flops_budget):
+    verdict = flops_budget(net(), X)
+    assert verdict.findings[0].value == 144
+
+@pytest.mark.flops_budget(flops="0.144K", tolerance="1%")
+def test_over(flops_budget):
+    flops_budget(net(9), X)
+
+@pytest.mark.flops_budget(flops=144)
+def test_without_fixture():
+    pass
+
+@pytest.mark.flops_budget(flops=144)
+def test_without_model(flops_budget):
+    pass
+
+@pytest.mark.flops_budget(flosp=144)
+def test_mistake(flops_budget):
+    flops_budget(net(), X)
+
+def test_called(flops_budget):
+    flops_budget(net(), X, macs=144)
+
+def test_of_file(flops_budget):
+    flops_budget(net(), X)
+"""
+
+
+@pytest.fixture
+def project(pytester, monkeypatch):
+    # The entry point may be installed or not: the tests name the plugin themselves.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(TESTS)
+    pytester.makeini("[pytest]\naddopts = -p fvflops.integrations.pytest_plugin --strict-markers\n")
+    return pytester
+
+
+def test_the_plugin_fails_what_is_over_its_budget(project):
+    (project.path / "flops_budget.yaml").write_text("models: {test_of_file: {flops: 100}}")
+    result = project.runpytest_inprocess("-rA")
+    result.assert_outcomes(passed=2, failed=4, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "OVER BUDGET: test_over costs more than it may, by the table default.",
+            "flops   max 144 +1%  162  +18 (+12.5%)  OVER",
+        ]
+    )
+    said = result.stdout.str()
+    assert "marked flops_budget, and does not take the fixture" in said
+    assert "marked flops_budget, and gave it no model" in said
+    assert "unknown figure 'flosp': did you mean 'flops'?" in said
+    assert "OVER BUDGET: test_of_file costs more" in said
+
+
+def test_the_plugin_updates_the_file(project):
+    file = project.path / "flops_budget.yaml"
+    project.runpytest_inprocess("-k", "of_file").assert_outcomes(failed=1)  # there is no file
+    project.runpytest_inprocess("-k", "of_file", "--flops-budget-update").assert_outcomes(passed=1)
+    assert load_budgets(str(file))["test_of_file"].limits["flops"].value == 144
+    file.write_text("# ours\nmodels:\n  test_of_file:\n    flops: 7  # so far\n")
+    project.runpytest_inprocess("-k", "of_file").assert_outcomes(failed=1)
+    project.runpytest_inprocess("-k", "of_file", "--flops-budget-update").assert_outcomes(passed=1)
+    assert file.read_text() == "# ours\nmodels:\n  test_of_file:\n    flops: 144  # so far\n"
+    # Limits that the test itself says are not in the file, and stay.
+    project.runpytest_inprocess("-k", "over", "--flops-budget-update").assert_outcomes(failed=1)
+
+
+def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
+    (tmp_path / "test_a.py").write_text("def test_a(flops_budget): pass")
+    code = (
+        "import sys, pytest; pytest.main(['--collect-only', '-q', '-p', 'fvflops.integrations.pytest_plugin', "
+        "'-p', 'no:cacheprovider']); "
+        "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'yaml')], "
+        "'fvflops.integrations.pytest_plugin' in sys.modules)"
+    )
+    root = str(ROOT)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": root}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+    )
+    assert "test_a.py::test_a" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[] True"
+
+
+def test_the_entry_point_names_the_plugin():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    name, _, module = settings["options.entry_points"]["pytest11"].strip().partition(" = ")
+    assert name == "fvflops"
+    assert callable(importlib.import_module(module).flops_budget)

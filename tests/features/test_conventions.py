@@ -1,0 +1,143 @@
+"""The comparison of conventions: every difference is explained, to the last flop, and said in words."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import compare
+from fvflops.cli import main
+from fvflops.features.conventions.compute import explain_differences
+from fvflops.features.conventions.model import Difference
+from fvflops.features.conventions.report import render
+from fvflops.formulas import shipped_tables
+from fvflops.trace import Counts, Entry, ModuleTree, Status
+from tests.support.models.whole_models import build_case
+
+
+def entry(label, macs=0, flops=0, *, scope=("",), unit=1, calls=1, status=Status.COUNTED, op=None):
+    return Entry(scope, "forward", op or f"aten::{label}", label, status, calls, unit * macs + flops, macs, flops)
+
+
+def counts(*entries):
+    return Counts("flops", ModuleTree({}), entries)
+
+
+def test_the_same_work_under_two_names_is_no_difference():
+    one = counts(entry("linear", 10), entry("softmax", flops=3))
+    two = counts(entry("addmm", 10, unit=2), entry("softmax", flops=3))
+    assert explain_differences(one, two, units=(1, 2)) == (Difference("unit", 10),)
+
+
+def test_what_one_leaves_out_the_other_counts_beside():
+    one = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
+    two = counts(entry("linear", 10), entry("sdpa", status=Status.OMITTED), entry("gelu", flops=4, calls=3))
+    assert explain_differences(one, two, units=(1, 1)) == (
+        Difference("without", -7, "sdpa", "", 2),
+        Difference("beside", 4, "", "gelu", 3),
+    )
+    unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNKNOWN))
+    assert explain_differences(one, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
+
+
+def test_ops_are_matched_module_by_module():
+    one = counts(entry("linear", 10, scope=("", "a")), entry("linear", 10, scope=("", "b")))
+    two = counts(entry("addmm", 10, scope=("", "a")), entry("mm", 9, scope=("", "b")))
+    assert explain_differences(one, two, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
+
+
+def test_a_module_that_is_counted_as_one_stands_for_what_ran_inside():
+    one = counts(entry("linear", 10, scope=("", "mha", "mha.out")), entry("sdpa", 5, scope=("", "mha")))
+    two = counts(entry("MultiheadAttention", 15, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
+    assert explain_differences(one, two, units=(1, 1)) == ()
+    less = counts(entry("MultiheadAttention", 12, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
+    reasons = explain_differences(one, less, units=(1, 1))
+    assert {(reason.kind, reason.first, reason.second, reason.value) for reason in reasons} == {
+        ("without", "linear", "", -10),
+        ("without", "sdpa", "", -5),
+        ("beside", "", "MultiheadAttention", 12),
+    }
+
+
+@pytest.mark.parametrize("name", ["toy", "zoo:llama_tiny", "torchvision:mobilenet_v3_small", "transformers:BertModel"])
+def test_the_reasons_add_up_for_every_pair_of_conventions(name):
+    model, inputs = build_case(name)
+    comparison = compare(model, inputs)
+    assert set(comparison.tallies) == set(shipped_tables())
+    for first, one in comparison.tallies.items():
+        for second, two in comparison.tallies.items():
+            reasons = comparison.between(first, second)
+            assert sum(reason.value for reason in reasons) == two.total - one.total, (first, second)
+            assert all(reason.value for reason in reasons)
+
+
+def test_fvcore_lacks_the_attention_of_a_transformer():
+    model, inputs = build_case("zoo:vit_b_16")
+    comparison = compare(model, inputs, tables=["default", "fvcore"])
+    (reason,) = comparison.between("default", "fvcore")
+    # 12 layers, 197 tokens, width 768, two products
+    assert reason == Difference("without", -12 * 2 * 197 * 197 * 768, "scaled_dot_product_attention", "", 12)
+
+
+def test_the_report_says_why(capsys):
+    assert main(["compare", "zoo:vit_b_16", "--tables", "fvcore,torch", "--device", "meta"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("zoo:vit_b_16 on float32[1, 3, 224, 224]\n")
+    assert "(MAC)" in text and "Why the others do not report 17.6G, as default does\n" in text
+    assert re.search(r"\nfvcore +-715M  ignores scaled_dot_product_attention \(12 calls\)\n", text)
+    assert re.search(r"\ntorch +\+17.6G  a MAC is 2 FLOPs, not 1\n", text)
+    assert re.search(r"\ntorch +33.7G +2  16.8G +0\n", text)
+    assert "\ntorch: torch.utils.flop_counter.FlopCounterMode of torch 2.13.\n" in text
+
+
+def test_the_report_can_take_another_reference_and_says_the_same():
+    comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "fvcore"])
+    assert render(comparison, against="fvcore").endswith("default              0  the same")
+    with pytest.raises(KeyError, match="no convention 'fvcor' was compared: did you mean 'fvcore'"):
+        render(comparison, against="fvcor")
+
+
+def test_smaller_differences_are_summed_up():
+    comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default"])
+    reasons = tuple(Difference("beside", 9 - index, "", f"op{index}", 1) for index in range(4))
+    two = comparison.tallies["default"]
+    comparison = type(comparison)("x", {"a": two, "b": two}, {("a", "b"): reasons})
+    rows = render(comparison, shown=2).split("\n")[-3:]
+    assert [row.split(None, 2)[1:] for row in rows] == [
+        ["+9", "also counts op0 (1 call)"],
+        ["+8", "also counts op1 (1 call)"],
+        ["+13", "2 smaller differences"],
+    ]
+
+
+def test_json_has_every_pair(capsys):
+    assert main(["compare", "zoo:lenet5", "--table", "fvcore", "--tables", "torch", "--format", "json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert list(written["conventions"]) == ["fvcore", "torch"]
+    assert {(pair["from"], pair["to"]) for pair in written["differences"]} == {("fvcore", "torch"), ("torch", "fvcore")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tables", "fvcor"], "did you mean 'fvcore'"),
+        (["--tables", ","], "--tables ',' names no convention"),
+        (["--format", "htlm"], "--format: no format is called 'htlm': take 'html'"),
+        (["--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'"),
+        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(capsys, arguments, message):
+    try:
+        assert main(["compare", "zoo:lenet5", *arguments]) == 2
+    except SystemExit as error:
+        assert error.code == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_convention_twice_is_refused():
+    with pytest.raises(ValueError, match="fvcore stands twice"):
+        compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["fvcore", "fvcore"])

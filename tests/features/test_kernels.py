@@ -1,0 +1,697 @@
+"""The kernels: torch.profiler's own numbers, with every FLOP of the count on some event of the module that did it."""
+
+import gc
+import json
+import logging
+import random
+import time
+from collections import Counter, defaultdict
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from fvflops import FlopCountAnalysis, KernelProfile, Trace, profile_kernels, record, schedule
+from fvflops.capture.instrument.torch_profiler import read_events
+from fvflops.capture.run import record_call
+from fvflops.counting import TableCostModel
+from fvflops.counting.handles import HandleCostModel
+from fvflops.counting.timeline import build_timeline
+from fvflops.counting.timing import read_times
+from fvflops.features.kernels import report as kernel_table
+from fvflops.features.kernels.matching import _align, match_kernels, overlay_times
+from fvflops.features.kernels.sums import sum_kernels
+from fvflops.formulas import load_table
+from fvflops.reports.files.chrome_trace import render as render_chrome_trace
+from fvflops.trace import TraceError
+from fvflops.trace.kernel_events import KernelEvent, KernelRun
+from tests.support.recording_checks import installed, nothing_stays_installed  # noqa: F401
+
+PRICER = TableCostModel(load_table("default"), "flops")
+
+
+class Block(nn.Module):
+    """Convolutions with a shortcut, and a product made by a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+
+    def forward(self, x):
+        y = self.conv2(torch.relu(self.norm(self.conv1(x))))
+        return x + y * (x.flatten(2) @ x.flatten(2).transpose(1, 2)).mean()
+
+
+def make_convnet():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), Block(), Block(), nn.Flatten(), nn.Linear(4 * 36, 5))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).reshape(2, 6, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 6, 16))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+MODELS = {
+    "convnet": (make_convnet, (2, 3, 8, 8)),
+    "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16)),
+}
+LOSSES = {"forward": None, "training": lambda y: y.sum()}
+
+
+def sums_of_steps(match):
+    sums = {}
+    for step, flops in zip(match.steps, match.self_flops, strict=True):
+        if step >= 0 or flops:  # a device has events outside of all steps, such as the waiting for it
+            sums[step] = sums.get(step, 0) + (flops or 0)
+    return sums
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
+    make, shape = MODELS[name]
+    model, x = make().train(), torch.randn(shape)
+    run = profile_kernels(model, x, loss=LOSSES[loss], repeat=2, table=table)
+    trace = record_call(model, (x,), loss=LOSSES[loss], stops_at=TableCostModel(load_table(table), "flops").stops_at)
+    counted = FlopCountAnalysis.from_trace(trace, table=table)
+    match = run.match()
+    assert run.total() == counted.total() > 0
+    assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
+    assert run.ledger().told_elsewhere == ()
+    # What a call of a module comes to is its event's, functions in it included.
+    timeline = build_timeline(trace, run._cost_model)
+    calls = {
+        timeline.callees[span.callee].name: span.flops
+        for span in timeline.spans
+        if timeline.callees[span.callee].kind == "module"
+    }
+    for place, event in enumerate(match.run.events):
+        if event.kind == "module":
+            assert match.flops[place] == calls[event.module], event.name
+    # And all of it, by the modules that events belong to, is by_module()'s.
+    by_module = dict.fromkeys(counted.by_module(), 0)
+    for module, flops, step in zip(match.modules, match.self_flops, match.steps, strict=True):
+        if step == 0 and flops:
+            parts = module.split(".") if module else []
+            for length in range(len(parts) + 1):
+                by_module[".".join(parts[:length])] += flops
+    assert by_module == dict(counted.by_module())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sequence_numbers_alone_tell_whose_a_backward_op_is(name):
+    make, shape = MODELS[name]
+    run = profile_kernels(make().train(), torch.randn(shape), loss=LOSSES["training"], repeat=1)
+    match = run.match()
+    alone = match_kernels(match.run, None, PRICER)
+    events = match.run.events
+    compared = 0
+    for place in match.places:
+        outer = place
+        while outer >= 0 and events[outer].kind != "node":
+            outer = events[outer].parent
+        if outer >= 0 and events[outer].sequence >= 0:
+            assert alone.modules[place] == match.modules[place], events[place]
+            assert alone.phases[place] == match.phases[place] == "backward"
+            compared += 1
+    assert compared > 20
+    assert alone.total is None and set(alone.flops) == {None}
+
+
+WATCHED = defaultdict(list)
+
+
+class Sleeper(nn.Module):
+    """Sleeps in its forward, and is a stopwatch of it."""
+
+    def __init__(self, milliseconds):
+        super().__init__()
+        self.milliseconds = milliseconds
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        begin = time.perf_counter_ns()
+        time.sleep(self.milliseconds / 1000)
+        result = x * self.weight
+        WATCHED[self.milliseconds].append(time.perf_counter_ns() - begin)  # a profile would put back a list of its own
+        return result
+
+
+def test_a_modules_time_is_that_of_a_stopwatch_around_it():
+    model = nn.Sequential(Sleeper(20), nn.Sequential(Sleeper(40)))
+    run = profile_kernels(model, torch.ones(4), repeat=3)
+    trace = run.trace()
+    times = read_times(trace).modules["forward"]
+    for name, milliseconds in (("0", 20), ("1.0", 40)):
+        watched = sorted(WATCHED[milliseconds][-3:])[1]
+        assert 0 <= times[name].total - watched < 0.25 * watched  # what a busy machine may put in between
+    assert times["1"].total >= times["1.0"].total
+    assert times[""].total >= times["0"].total + times["1"].total
+    assert times[""].own < 0.25 * times[""].total
+    # A call's time in the Trace is its range's.
+    match = run.match()
+    ranges = [event.duration_ns for event in match.run.events if event.module == "1.0"]
+    assert times["1.0"].total == sorted(ranges)[1]
+    assert trace.about["measured"] == "time" and trace.about["runs"] == "3"
+    assert Trace.from_json(trace.to_json()) == trace
+    timeline = build_timeline(trace, PRICER)
+    assert json.loads("".join(render_chrome_trace(timeline)))["otherData"]["measured_by"] == "torch.profiler"
+
+
+def test_numbers_that_torch_profiler_has_too_are_the_same():
+    run = profile_kernels(
+        make_convnet(), torch.randn(2, 3, 8, 8), loss=LOSSES["training"], record_shapes=True, profile_memory=True
+    )
+    for by_shape in (False, True):
+        theirs = {}
+        for row in run.profiler.key_averages(group_by_input_shape=by_shape):
+            theirs[row.key, str(row.input_shapes) if row.input_shapes else ""] = row
+        same = 0
+        for row in run.key_averages(group_by_input_shape=by_shape):
+            if (row.key, row.input_shapes) in theirs:
+                other = theirs[row.key, row.input_shapes]
+                assert row.count == other.count
+                for name in ("cpu_time_total", "self_cpu_time_total", "cpu_time", "device_time_total"):
+                    assert getattr(row, name) == pytest.approx(getattr(other, name), rel=1e-9, abs=1e-6)
+                assert row.cpu_memory_usage == other.cpu_memory_usage
+                assert row.self_cpu_memory_usage == other.self_cpu_memory_usage
+                same += 1
+        assert same > 40
+    rows = run.key_averages()
+    assert sum(row.self_cpu_time_total for row in rows) == pytest.approx(run.profiler.events().self_cpu_time_total)
+
+
+def test_products_and_convolutions_are_half_of_torch_profilers_and_it_misses_others():
+    """torch.profiler estimates a few ops and counts a multiply-add as 2."""
+
+    class Probes(nn.Module):
+        def forward(self, x, image, weight, signal):
+            y = torch.mm(x, x) + torch.addmm(x, x, x)
+            z = nn.functional.conv2d(image, weight, stride=2)
+            return y, z, torch.bmm(x[None], x[None]), nn.functional.conv1d(signal, weight[0])
+
+    inputs = torch.randn(8, 8), torch.randn(2, 3, 9, 9), torch.randn(5, 3, 3, 3), torch.randn(2, 3, 9)
+    ours = {row.key: row.flops for row in profile_kernels(Probes(), inputs, repeat=1).key_averages()}
+    with profile(activities=[ProfilerActivity.CPU], with_flops=True) as theirs, torch.no_grad():
+        Probes()(*inputs)
+    estimates = {row.key: row.flops for row in theirs.key_averages()}
+    for op in ("aten::mm", "aten::addmm", "aten::bmm", "aten::conv2d"):
+        assert estimates[op] == 2 * ours[op] > 0, op
+    assert ours["aten::conv2d"] == 2 * 5 * 4 * 4 * 3 * 9
+    # What it has no estimate for it takes for nothing.
+    assert estimates["aten::conv1d"] == 0 < ours["aten::conv1d"] == 2 * 3 * 7 * 3 * 3
+    model, x = MODELS["transformer"][0]().eval(), torch.randn(2, 6, 16)
+    attention = {row.key: row.flops for row in profile_kernels(model, x, repeat=1).key_averages()}
+    with profile(activities=[ProfilerActivity.CPU], with_flops=True) as theirs, torch.no_grad():
+        model(x)
+    estimates = {row.key: row.flops for row in theirs.key_averages()}
+    op = "aten::scaled_dot_product_attention"
+    assert estimates[op] == 0 < attention[op] == 2 * 2 * 2 * 4 * 6 * 6 * 4
+
+
+def test_a_loop_is_counted_by_the_step_before_the_active_ones():
+    model = make_convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(2, 3, 8, 8)
+    seen = []
+
+    def step():
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with record(model, table="exact") as counted:
+        step()
+    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
+    with KernelProfile(model, schedule=plan, table="exact", on_trace_ready=lambda run: seen.append(run.total())) as run:
+        for _ in range(8):
+            step()
+            run.step()
+    assert seen == [counted.total()] * 2
+    assert run.total() == counted.total() and run.step_num == 8
+    match = run.match()
+    by_phase = dict.fromkeys(counted.by_phase(), 0)
+    for phase, flops, number in zip(match.phases, match.self_flops, match.steps, strict=True):
+        if number == 0 and flops:
+            by_phase[phase] += flops
+    assert by_phase == {phase: sum(labels.values()) for phase, labels in counted.by_phase().items()}
+    assert by_phase["optimizer"] > 0
+    assert run.flops_per_second() > 0
+    again = KernelProfile(model, table="exact")
+    with again:
+        step()
+    with pytest.raises(TraceError, match="no FLOPs were counted"):
+        again.total()
+    assert "no FLOPs" in again.key_averages().table()
+    assert again.count(step).total() == counted.total()
+
+
+def test_what_a_checkpoint_runs_again_is_recompute():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model, x = Checkpointed(), torch.randn(3, 4)
+    run = profile_kernels(model, x, loss=LOSSES["training"], repeat=1)
+    counted = FlopCountAnalysis.from_trace(record_call(model, (x,), loss=LOSSES["training"]))
+    match = run.match()
+    again = [event.module for event, phase in zip(match.run.events, match.phases, strict=True) if phase == "recompute"]
+    assert {"inner", "inner.0", "inner.1"} <= set(again)
+    rows = zip(match.phases, match.self_flops, strict=True)
+    assert sum(flops or 0 for phase, flops in rows if phase == "recompute") == sum(
+        counted.by_phase()["recompute"].values()
+    )
+    assert sums_of_steps(match) == {0: counted.total()}
+
+
+def test_a_fused_kernels_flops_are_told_of_its_module():
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    run = profile_kernels(model, torch.randn(2, 5, 8), repeat=1)
+    match = run.match()
+    names = [event.name for event in match.run.events]
+    assert "aten::_transformer_encoder_layer_fwd" in names
+    assert dict(run.ledger().told_elsewhere)["aten::linear"] >= 1
+    (root,) = [place for place, event in enumerate(match.run.events) if event.kind == "module"]
+    assert match.flops[root] == run.total() == FlopCountAnalysis(model, torch.randn(2, 5, 8)).total()
+    assert "without an event" in run.key_averages().table()
+
+
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
+)  # inductor compiles C++
+def test_compiled_code_is_timed_as_it_is_and_counted_as_the_model(backend):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        compiled(x)
+    counters.clear()
+    run = profile_kernels(compiled, x, repeat=2)
+    total = FlopCountAnalysis(model, x).total()
+    match = run.match()
+    assert run.total() == total == 3 * (8 * 16 + 16 * 4)
+    assert any(event.kind == "compiled" for event in match.run.events)
+    calls = [place for place, event in enumerate(match.run.events) if event.kind == "module"]
+    assert [match.run.events[place].module for place in calls] == ["", ""]
+    assert [match.flops[place] for place in calls] == [total, total]
+    assert sums_of_steps(match) == {0: total, 1: total}
+    inside = [row for row in run.key_averages() if row.key == "aten::addmm"]
+    assert [row.flops for row in inside] == [None]
+    assert "compiled code" in run.about()[1] and run.ledger().compiled > 0
+    assert run.flops_per_second() > 0
+    assert read_times(run.trace()).modules["forward"][""].total > 0
+    with torch.no_grad():
+        compiled(x)
+    assert not counters["frames"]  # nothing was compiled again, neither under the profile nor after it
+    torch._dynamo.reset()
+
+
+def test_in_a_loop_over_compiled_code_nothing_is_compiled_in_an_active_step():
+    """The first step is recorded, eagerly; the next one compiles, and is not yet active."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled, x = torch.compile(model, backend="aot_eager"), torch.randn(3, 8)
+    with KernelProfile(compiled, schedule=schedule(wait=1, warmup=1, active=2, repeat=1)) as run:
+        for _ in range(4):
+            compiled(x).sum().backward()
+            run.step()
+    assert run.total() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x wants no gradient
+    names = {event.name for event in run.match().run.events}
+    assert "CompiledFunction" in names and not any("compile_inner" in name for name in names)
+    assert sums_of_steps(run.match()) == {0: run.total(), 1: run.total()}
+    torch._dynamo.reset()
+
+
+def test_a_handle_of_a_module_is_told_of_its_calls():
+    table = load_table("default")
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8)), torch.randn(5, 1, 4)
+    run = profile_kernels(model, x, repeat=1)
+    pricer = HandleCostModel(
+        TableCostModel(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})}
+    )
+    match = match_kernels(run.match().run, record_call(model, (x,), stops_at=pricer.stops_at), pricer)
+    own = [
+        match.self_flops[place]
+        for place, event in enumerate(match.run.events)
+        if event.kind == "module" and event.module
+    ]
+    assert own == [0, 1000] and match.total == 5 * 16 + 1000
+    assert sums_of_steps(match) == {0: match.total}
+
+
+def test_modules_that_were_compiled_in_place_are_marked_and_put_back():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    model[0].compile(backend="eager")
+    before = model[0]._compiled_call_impl
+    run = profile_kernels(model, torch.randn(3, 8), loss=LOSSES["training"], repeat=1)
+    assert model[0]._compiled_call_impl is before
+    match = run.match()
+    flops = {event.module: match.flops[place] for place, event in enumerate(match.run.events) if event.kind == "module"}
+    assert flops == {"": 3 * (128 + 64), "0": 3 * 128, "1": 3 * 64}
+    torch._dynamo.reset()
+
+
+def test_memory_is_the_allocators():
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 16))
+    x = torch.randn(32, 256)
+    gc.collect()
+    trace = profile_kernels(model, x, repeat=2, profile_memory=True).trace()
+    ops = [(trace.signatures[event.item].op, event) for event in trace.events if event.kind == "op"]
+    hidden, result = 32 * 1024 * 4, 32 * 16 * 4
+    assert [(op, event.memory_after - event.memory_before) for op, event in ops] == [
+        ("aten::linear", hidden),
+        ("aten::relu", hidden),
+        ("aten::linear", result),
+    ]
+    first, relu, last = (event for _, event in ops)
+    assert relu.memory_before == first.memory_after == first.memory_before + hidden
+    assert last.memory_before == first.memory_before + hidden  # the first layer's is gone once relu's is there
+    assert relu.memory_peak == first.memory_before + 2 * hidden
+    assert trace.about["measured"] == "time, memory"
+    (root,) = [
+        event for event in trace.events if event.kind == "exit" and trace.region_signatures[event.item].region == 0
+    ]
+    assert root.memory_peak - root.memory_before == 2 * hidden
+    assert root.memory_after - root.memory_before == result
+
+
+def test_only_memory_can_be_laid_over_a_trace_that_has_times():
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    run = profile_kernels(model, x, repeat=1, profile_memory=True)
+    with torch.no_grad(), record(model, measure={"time"}) as timed:
+        model(x)
+    match = match_kernels(run.match().run, timed.trace(), PRICER)
+    both = overlay_times(match, measure={"memory"})
+    for event, before in zip(both.events, timed.trace().events, strict=True):
+        assert (event.start_ns, event.duration_ns) == (before.start_ns, before.duration_ns)
+    assert [event.memory_after - event.memory_before for event in both.events if event.kind == "op"][-1] == 8 * 64 * 4
+    assert both.about["measured"] == "time, memory"
+    with pytest.raises(TraceError, match="record one step"):
+        overlay_times(match_kernels(run.match().run, None, PRICER))
+
+
+def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
+    path, again = tmp_path / "ours" / "trace.json", tmp_path / "again.json"
+    model = make_convnet()
+    run = profile_kernels(
+        model, torch.randn(2, 3, 8, 8), loss=LOSSES["training"], repeat=2, profile_memory=True, chrome_trace=path
+    )
+    run.export_chrome_trace(again)
+    assert again.read_text() == path.read_text()
+    ours, theirs = json.loads(path.read_text()), json.loads(Path(run._save()).read_text())
+    added = {"module", "phase", "FLOPs", "FLOP/s", "memory before", "memory after", "memory peak"}
+    assert len(ours["traceEvents"]) == len(theirs["traceEvents"])
+    flops = 0
+    for event, other in zip(ours["traceEvents"], theirs["traceEvents"], strict=True):
+        args = event.get("args", {})
+        assert {key: value for key, value in args.items() if key not in added} == other.get("args", {})
+        assert {**event, "args": 0} == {**other, "args": 0}
+        if event.get("cat") == "cpu_op":
+            assert set(args) >= {"module", "phase", "memory peak"}
+            assert args["module"] in dict(model.named_modules())
+        if event["name"] == "aten::conv2d":
+            flops += args["FLOPs"]
+            assert args["FLOP/s"] == pytest.approx(args["FLOPs"] * 1e6 / event["dur"], rel=1e-3)
+    row = next(row for row in run.key_averages() if row.key == "aten::conv2d")
+    assert flops == row.flops > 0
+    assert ours["fvflops"]["about"] == run.about()
+
+
+def test_with_stacks_events_are_in_the_python_functions_that_made_them(tmp_path):
+    model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+    run = profile_kernels(model, x, loss=LOSSES["training"], repeat=2, with_stack=True)
+    match = run.match()
+    sums = sums_of_steps(match)
+    assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
+    assert run.ledger().told_elsewhere == () and len(match.whole_steps()) == 2
+    theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
+    rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
+    assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)
+    for row in rows:
+        assert row.cpu_time_total == pytest.approx(theirs[row.key, row.stack].cpu_time_total)
+    run.export_chrome_trace(tmp_path / "stacks.json")
+    events = json.loads((tmp_path / "stacks.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "python_function" for event in events)
+
+
+def test_torchs_own_trace_handler_writes_our_trace(tmp_path):
+    model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+    handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), worker_name="worker")
+    with KernelProfile(model, schedule=schedule(warmup=1, active=1, repeat=2), on_trace_ready=handler) as run:
+        for _ in range(4):
+            model(x)
+            run.step()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    for file in files:
+        events = json.loads(file.read_text())["traceEvents"]
+        (step,) = [event for event in events if event["name"].startswith("ProfilerStep") and event["ph"] == "X"]
+        assert step["args"]["FLOPs"] == run.total() > 0
+
+
+def test_tables_are_sorted_limited_and_told_apart_by_module():
+    run = profile_kernels(make_convnet(), torch.randn(2, 3, 8, 8), repeat=2)
+    rows = run.key_averages(group_by_module=True)
+    text = rows.table(sort_by="flops", row_limit=4)
+    lines = text.splitlines()
+    assert lines[0].startswith("torch.profiler's times of 2 steps, ")
+    assert len(lines) == 1 + 2 + 4 + 2
+    assert "Module" in lines[1] and "FLOP/s" in lines[1]
+    kept = sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)[:4]
+    assert [line.split()[0] for line in lines[3:7]] == [row.key.split()[0] for row in kept]
+    convolutions = {row.module: row.flops for row in rows if row.key == "aten::conv2d"}
+    by_module = FlopCountAnalysis(make_convnet(), torch.randn(2, 3, 8, 8)).by_module()
+    assert convolutions == {name: 2 * by_module[name] for name in convolutions} and len(convolutions) == 5
+    assert rows.table(sort_by="self_cuda_time_total", header="mine").startswith("mine\n")
+    with pytest.raises(ValueError, match=r"sort_by is one of .*flops_per_second, not 'speed'"):
+        rows.table(sort_by="speed")
+    whole = next(row for row in run.key_averages() if row.key == "nn.Module call")
+    assert whole.flops == 2 * run.total()  # a call in another is not told twice
+
+
+def test_a_profile_leaves_no_trace():
+    model, x = make_convnet().train(), torch.randn(2, 3, 8, 8, requires_grad=True)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    x.grad = torch.ones_like(x)
+    gradient = x.grad
+    profile_kernels(model, x, loss=LOSSES["training"], repeat=2)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert x.grad is gradient and bool((gradient == 1).all())
+    assert torch.equal(generator, torch.get_rng_state())
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise KeyError("broken")
+
+    before = installed()
+    broken = Broken()
+    with pytest.raises(KeyError), KernelProfile(broken) as run:
+        broken(x)
+    assert installed() == before
+    assert run.about() == ["torch.profiler's times of a step that was broken off"]
+
+
+def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):
+    """The events are made by hand as torch.profiler makes them on CUDA, where an op's kernels are linked with it."""
+
+    def on_cpu(number, name, start, end, **more):
+        return FunctionEvent(number, name, 1, start, end, use_device="cuda", activity_type="cpu_op", **more)
+
+    module, op, launch = on_cpu(1, "nn.Module: (Linear)", 0, 50), on_cpu(2, "aten::linear", 10, 40), None
+    inner, launch = on_cpu(3, "aten::addmm", 20, 35), on_cpu(9, "cudaLaunchKernel", 25, 30)
+    kernel = FunctionEvent(
+        9, "gemm", 7, 60, 160, use_device="cuda", device_type=DeviceType.CUDA, linked_correlation_id=3
+    )
+    for parent, child in ((module, op), (op, inner), (inner, launch)):
+        parent.append_cpu_child(child)
+        child.set_cpu_parent(parent)
+    inner.append_kernel("gemm", 0, 100)
+    run = read_events([module, op, inner, launch, kernel], {"nn.Module: (Linear)": ""}, device="cuda")
+    assert [(event.kind, event.parent) for event in run.events] == [
+        ("module", -1),
+        ("op", 0),
+        ("op", 1),
+        ("other", 2),
+        ("device", 2),
+    ]
+    trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=PRICER.stops_at)
+    match = match_kernels(run, trace, PRICER)
+    assert match.flops == (24, 24, None, None, None)
+    assert [event.device_ns for event in run.events] == [100_000, 100_000, 100_000, 0, 100_000]
+    (timed,) = [event for event in overlay_times(match).events if event.kind == "op"]
+    assert timed.duration_ns == 100_000
+    rows = {row.key: row for row in sum_kernels(match)}
+    assert (rows["gemm"].cpu_time_total, rows["gemm"].self_device_time_total) == (0, 100)
+    assert rows["aten::linear"].flops_per_second == 24 / 100e-6
+    text = kernel_table.render(list(rows.values()), sort_by="cuda_time_total")
+    assert "Self device %" in text and text.endswith("Self device time total: 100 µs")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA")
+@pytest.mark.parametrize("activities", [[ProfilerActivity.CPU, ProfilerActivity.CUDA], [ProfilerActivity.CUDA]])
+def test_without_cuda_the_cpus_figures_are_given_and_that_is_said_once(activities, caplog, recwarn):
+    with caplog.at_level(logging.WARNING, logger="fvflops"):
+        run = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), activities=activities)
+    assert [record.getMessage() for record in caplog.records] == [
+        "this machine has no CUDA: the profile has CPU times only"
+    ]
+    assert not [warning for warning in recwarn if "CUDA" in str(warning.message)]
+    assert run.total() == 24 and {row.key for row in run.key_averages()} >= {"aten::linear"}
+
+
+def test_bad_input(tmp_path):
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with KernelProfile(model, schedule=schedule(wait=5, active=1)) as run:
+        for _ in range(3):
+            model(x)
+            run.step()
+    with pytest.raises(TraceError, match="of 3 steps the schedule made none active"):
+        run.key_averages()
+    with pytest.raises(RuntimeError, match="call it inside the with block"):
+        run.step()
+    with pytest.raises(RuntimeError, match="can be entered only once"):
+        run.__enter__()
+    with pytest.raises(TraceError, match="was not entered"):
+        KernelProfile(model).match()
+    (tmp_path / "file").write_text("")
+    calls = []
+    with pytest.raises(OSError, match="cannot be written"):
+        profile_kernels(lambda y: calls.append(y), x, chrome_trace=tmp_path / "file" / "trace.json")
+    assert not calls
+    with pytest.raises(ValueError, match=r"leave out the \.gz"):
+        KernelProfile(model, chrome_trace=tmp_path / "trace.json.gz")
+    with pytest.raises(ValueError, match="repeat is a whole number from 1 on, not 0"):
+        profile_kernels(model, x, repeat=0)
+    with pytest.raises(TypeError, match="not int"):
+        KernelProfile(3)
+    with pytest.raises(ValueError, match="says 'now' of step 0"):
+        KernelProfile(model, schedule=lambda step: "now").__enter__()
+    with KernelProfile(model) as run, pytest.raises(RuntimeError, match="before or after the with block"):
+        run.count(lambda: None)
+
+
+def test_a_crash_keeps_the_steps_that_were_measured():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with pytest.raises(ZeroDivisionError), KernelProfile(model, schedule=schedule(warmup=1, active=5)) as run:
+        for number in range(6):
+            model(x)
+            if number == 3:
+                raise ZeroDivisionError
+            run.step()
+    assert run.match().whole_steps() == [0, 1]
+    assert run.trace().about["runs"] == "2" and run.total() == 24
+    assert run.about()[0].startswith("torch.profiler's times of 2 steps")
+
+
+def test_what_on_trace_ready_raises_is_raised_once_torch_profiler_is_done():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+
+    def fail(run):
+        raise ZeroDivisionError(run.total())
+
+    with (
+        pytest.raises(ZeroDivisionError, match="24"),
+        KernelProfile(model, schedule=schedule(warmup=1, active=1), on_trace_ready=fail) as run,
+    ):
+        for _ in range(4):
+            model(x)
+            run.step()
+    assert run.step_num == 2
+    with pytest.raises(TraceError, match="no FLOPs"), KernelProfile(model, on_trace_ready=fail):
+        model(x)
+
+
+def test_a_function_is_profiled_too():
+    weight = torch.randn(4, 5)
+    run = profile_kernels(lambda x: torch.relu(x @ weight), torch.randn(3, 4), repeat=1)
+    assert run.total() == 3 * 4 * 5 and sums_of_steps(run.match()) == {0: 60}
+
+
+def most_pairs(names, ends, wanted):
+    """Return the largest number of pairs, by trying all choices."""
+    for size in range(min(len(names), len(wanted)), 0, -1):
+        for tokens in combinations(range(len(wanted)), size):
+            for places in combinations(range(len(names)), size):
+                apart = all(ends[place] <= after for place, after in pairwise(places))
+                if apart and all(names[place] == wanted[token] for place, token in zip(places, tokens, strict=True)):
+                    return size
+    return 0
+
+
+def test_the_most_ops_find_an_event_and_none_inside_of_another():
+    draw = random.Random(0)
+    for _ in range(150):
+        count = draw.randint(1, 7)
+        names = [("op", draw.choice("abc")) for _ in range(count)]
+        depths = [0]
+        for _ in range(count - 1):
+            depths.append(draw.randint(0, depths[-1] + 1))
+        ends = [
+            next((at for at in range(place + 1, count) if depths[at] <= depths[place]), count) for place in range(count)
+        ]
+        wanted = [("op", draw.choice("abc")) for _ in range(draw.randint(1, 5))]
+        pairs = _align(names, ends, wanted)
+        assert all(names[place] == wanted[token] for place, token in pairs)
+        assert all(ends[place] <= after and token < later for (place, token), (after, later) in pairwise(pairs))
+        assert len(pairs) == most_pairs(names, ends, wanted), (names, ends, wanted)
+
+
+def test_an_op_in_another_thread_is_the_steps_during_which_it_ran():
+    events = (
+        KernelEvent("ProfilerStep*", "step", start_ns=0, duration_ns=100, thread=1),
+        KernelEvent("nn.Module: (Linear)", "module", parent=0, start_ns=5, duration_ns=20, thread=1),
+        KernelEvent("aten::addmm", "op", parent=1, start_ns=6, duration_ns=10, thread=1, sequence=4),
+        KernelEvent("AddmmBackward0", "node", start_ns=40, duration_ns=30, thread=2, sequence=4, forward_thread=1),
+        KernelEvent("aten::mm", "op", parent=3, start_ns=45, duration_ns=20, thread=2),
+        KernelEvent("aten::mm", "op", start_ns=200, duration_ns=20, thread=2),
+    )
+    match = match_kernels(KernelRun(events), None, PRICER)
+    assert match.steps == (0, 0, 0, 0, 0, -1)
+    assert match.phases[3:] == ("backward", "backward", "forward")
+
+
+def test_a_profiler_that_runs_already_keeps_what_it_has() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    with profile(activities=[ProfilerActivity.CPU]) as outer:
+        model(x)
+        with pytest.raises(RuntimeError, match="is already running"):
+            profile_kernels(model, x)
+        model(x)
+    assert sum(row.count for row in outer.key_averages() if row.key == "aten::addmm") >= 2
+    assert profile_kernels(model, x).total() == 24

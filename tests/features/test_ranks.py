@@ -1,0 +1,531 @@
+"""The ranks: what each process of a distributed run computes and sends, for real and planned on one machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fvflops import FlopCountAnalysis, load_table, record_call
+from fvflops.cli import main
+from fvflops.features.communication.compute import read_communication
+from fvflops.features.communication.model import Volume
+from fvflops.features.communication.ranks import Ranks, gather
+from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
+from fvflops.features.planning.sharding import ShardingError
+from fvflops.trace import Signature, Symbol, TensorSpec, Trace
+from fvflops.trace.process_group import ProcessGroupSpec
+from fvflops.zoo import build
+from fvflops.zoo.llama import Llama, LlamaConfig
+from tests.support.checkout import ROOT
+from tests.support.processes.rank_worker import (
+    CASES,
+    FEATURES,
+    MICROBATCHES,
+    RANKS,
+    TOKENS,
+    Wide,
+    record,
+    shard_fully,
+    train,
+)
+
+FLOAT = 4  # bytes of a float32
+
+# The tiny Llama: 2 layers, 64 wide, 176 inside, 2 of 4 heads for keys and values, 256 tokens known.
+LAYERS, WIDTH, INSIDE, KEYS, KNOWN = 2, 64, 176, 32, 256
+BLOCK = 2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * INSIDE + 2 * WIDTH
+ROOT_PARAMETERS = 2 * KNOWN * WIDTH + WIDTH
+PARAMETERS = ROOT_PARAMETERS + LAYERS * BLOCK
+HIDDEN = TOKENS.numel() * WIDTH
+LOGITS = TOKENS.numel() * KNOWN
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return case → the Ranks of each of its steps, which two processes ran."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.rank_worker"]
+    # gloo's ranks compute on the CPU, also where there is a GPU.
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    return {
+        name: [
+            Ranks({int(rank): Trace.from_json(text) for rank, text in step.items()})
+            for step in json.loads((folder / f"{name}.json").read_text())
+        ]
+        for name in CASES
+    }
+
+
+def plan_case(name, rank):
+    make, _, inputs = CASES[name]
+    axis, _, how = name.partition(" ")
+    options = {"microbatches": MICROBATCHES} if axis == "pp" else {"sequence_parallel": how == "sequence"}
+    inputs = inputs[: len(inputs) // options.get("microbatches", 1)]
+    return plan_rank(make(), (inputs,), mesh={axis: RANKS}, rank=rank, table="exact", **options)
+
+
+def payloads(communication):
+    """Return (collective, ranks, dtype) → payload, but for what ranks tell each other of tensors."""
+    return {
+        (route.collective, route.size, route.dtype): volume.payload
+        for route, volume in communication.by_route().items()
+        if route.dtype != "int32"
+    }
+
+
+def analyse(trace):
+    return FlopCountAnalysis.from_trace(trace, table="exact").uncalled_modules_warnings(False)
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_step_counts_the_same(runs, name):
+    first, *others = runs[name]
+    assert first.flops(table="exact").least > 0 and first.payload().least > 0
+    for step in others:
+        assert step.flops(table="exact") == first.flops(table="exact")
+        for rank in range(RANKS):
+            assert analyse(step.traces[rank]).by_phase() == analyse(first.traces[rank]).by_phase()
+            assert payloads(step.communication()[rank]) == payloads(first.communication()[rank])
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_what_each_process_did(runs, name, rank):
+    plan, trace = plan_case(name, rank), runs[name][0].traces[rank]
+    assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
+    assert payloads(plan.communication()) == payloads(read_communication(trace))
+    assert bool(plan.derived) == name.startswith(("dp", "cp", "pp"))
+    assert {route.axis for route in plan.communication().by_route()} == {name.partition(" ")[0]}
+
+
+def test_replicas_sum_every_gradient_once(runs):
+    assert PARAMETERS == 125_248
+    for step in runs["dp"]:
+        assert payloads(step.communication()[0]) == {("all_reduce", 2, "float32"): FLOAT * PARAMETERS}
+    buffers = 2 * 5  # running mean and variance; how many batches there were is one number of 8 bytes
+    assert payloads(runs["dp buffers"][0].communication()[1]) == {
+        ("all_reduce", 2, "float32"): FLOAT * (6 * 5 + 5 + 2 * 5 + 5 * 3),
+        ("broadcast", 2, "float32"): FLOAT * buffers,
+        ("broadcast", 2, "int64"): 8,
+    }
+
+
+def test_what_is_fully_sharded_is_gathered_forward_and_backward(runs):
+    phases = runs["fsdp"][0].communication()[0].by_phase()
+    assert payloads(runs["fsdp"][0].communication()[0]) == {
+        # The root's parameters stay after its forward.
+        ("all_gather", 2, "float32"): FLOAT * (ROOT_PARAMETERS + 2 * LAYERS * BLOCK),
+        ("reduce_scatter", 2, "float32"): FLOAT * PARAMETERS,
+    }
+    assert sum(volume.payload for volume in phases.values()) == runs["fsdp"][0].payload().by_rank[0]
+    # Of an odd number of rows the first rank has one more, and the other sends as many.
+    padded = FLOAT * (6 * 6 + 6 + 2 * 6 + 4 * 5)
+    assert payloads(runs["fsdp uneven"][0].communication()[1]) == {
+        ("all_gather", 2, "float32"): 2 * padded,
+        ("reduce_scatter", 2, "float32"): padded,
+    }
+
+
+def test_what_is_gathered_may_be_large(runs):
+    products = 200_000 * (6 + 2)
+    assert payloads(runs["fsdp wide"][-1].communication()[0]) == {
+        ("all_gather", 2, "float32"): 2 * FLOAT * (products + 2),
+        ("reduce_scatter", 2, "float32"): FLOAT * (products + 2),
+    }
+
+
+def test_split_layers_sum_their_hidden_states(runs):
+    sums = (
+        1 + 2 * LAYERS
+    )  # the embedding, and each layer's attention and MLP; as many gradients, the head's for the first
+    assert payloads(runs["tp"][0].communication()[0]) == {
+        ("all_reduce", 2, "float32"): 2 * sums * FLOAT * HIDDEN,
+        ("all_gather", 2, "float32"): FLOAT * LOGITS,
+    }
+    assert payloads(runs["tp sequence"][0].communication()[0]) == {
+        ("reduce_scatter", 2, "float32"): 2 * sums * FLOAT * HIDDEN,
+        ("all_gather", 2, "float32"): 2 * sums * FLOAT * HIDDEN + FLOAT * LOGITS,
+    }
+
+
+def test_split_layers_share_all_products(runs):
+    model = build("llama_tiny")
+    whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    for name in ("tp", "tp sequence"):
+        assert set(runs[name][0].macs(table="exact").by_rank.values()) == {analyse(whole).macs() // RANKS}
+    assert set(runs["fsdp"][0].macs(table="exact").by_rank.values()) == {analyse(whole).macs()}
+
+
+def test_stages_pass_on_hidden_states_and_their_gradients(runs):
+    for trace in runs["pp"][0].traces.values():
+        assert payloads(read_communication(trace)) == {
+            ("send", 2, "float32"): FLOAT * HIDDEN,
+            ("receive", 2, "float32"): FLOAT * HIDDEN,
+        }
+    model = build("llama_tiny")
+    whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["pp"][0].macs(table="exact").total == analyse(whole).macs()
+
+
+def test_a_shared_sequence_gathers_keys_and_values(runs):
+    both = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
+    assert payloads(runs["cp"][0].communication()[0]) == {
+        ("all_gather", 2, "float32"): FLOAT * both,
+        ("reduce_scatter", 2, "float32"): FLOAT * both,
+        ("all_reduce", 2, "float32"): FLOAT * PARAMETERS,
+    }
+    # All queries of the whole sequence meet all keys, and each rank has its part of the queries.
+    tokens = torch.ones(len(TOKENS), RANKS * TOKENS.shape[1], dtype=torch.int64)
+    whole = record_call(build("llama_tiny"), (tokens,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["cp"][0].macs(table="exact").total == analyse(whole).macs()
+
+
+def test_a_group_is_told_by_size_and_ranks(runs):
+    transfers = runs["tp"][0].communication()[1].transfers
+    assert {(item.group.size, item.group.first, item.group.step) for item in transfers} == {(2, 0, 1)}
+
+
+def test_communication_belongs_to_modules_and_phases(runs):
+    communication = runs["tp"][0].communication()[0]
+    modules = communication.by_module()
+    assert modules[""] == communication.total() == _sum(communication.by_phase().values())
+    assert modules["layers.0.mlp.down_proj"] == Volume(1, FLOAT * HIDDEN, FLOAT * HIDDEN)
+    assert communication.by_axis().keys() == {"0"} and not communication.unknown
+
+
+def _sum(volumes):
+    total = Volume()
+    for volume in volumes:
+        total = total.plus(volume)
+    return total
+
+
+def test_ranks_are_added_up(runs):
+    step = runs["tp"][0]
+    flops = step.flops(table="exact")
+    assert flops.total == flops.least + flops.most == analyse(step.merged()).total()
+    assert step.flops("layers.1.mlp", table="exact").by_rank[0] == analyse(step.traces[0]).by_module()["layers.1.mlp"]
+    with pytest.raises(KeyError, match=r"layers\.1"):
+        step.flops("layers.9")
+
+
+def test_gathering_wants_a_process_group():
+    trace = record_call(torch.relu, (torch.ones(2),))
+    with pytest.raises(RuntimeError, match="init_process_group first"):
+        gather(trace)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def plan_llama(mesh, rank=0, **options):
+    return plan_rank(build("llama_tiny", device="meta"), (TOKENS,), mesh=mesh, rank=rank, table="exact", **options)
+
+
+def make_transformers_llama():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INSIDE, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with torch.device("meta"):
+        return transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=KNOWN, **sizes)
+        )
+
+
+def test_llama_3_405b_at_16384_ranks_in_seconds():
+    started = time.process_time()
+    tokens, width, layers, known, ranks = 8192, 16_384, 126, 128_256, 8
+    plan = plan_rank(
+        build("llama3_405b"), (torch.ones(1, tokens, dtype=torch.int64),), mesh={"dp": 2048, "tp": ranks}, rank=12_345
+    )
+    assert time.process_time() - started < 90
+    norms = (2 * layers + 1) * width
+    assert plan.parameters == (405_853_388_800 - norms) // ranks + norms and plan.model_parameters == 405_853_388_800
+    # Twice as many products backward as forward in the linears, five for two in the attention.
+    linears, attention = 403_747_897_344 * tokens, 2 * layers * width * tokens * tokens
+    assert plan.flops().macs() * ranks * 2 == 2 * 3 * linears + 7 * attention
+    hidden = FLOAT * tokens * width
+    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+        ("all_reduce", "tp", 8, "float32"): 2 * (2 * layers + 1) * hidden,
+        ("all_gather", "tp", 8, "float32"): FLOAT * tokens * known,
+        ("all_reduce", "dp", 2048, "float32"): FLOAT * plan.parameters,
+    }
+    assert plan.world == 16_384 and plan.coordinates == {"dp": 1543, "tp": 1}
+
+
+def test_axes_nest():
+    whole = plan_llama({"tp": 2})
+    both = plan_llama({"dp": 3, "fsdp": 4, "tp": 2}, rank=23)
+    assert both.coordinates == {"dp": 2, "fsdp": 3, "tp": 1} and not both.derived
+    axes = both.communication().by_axis()
+    assert axes["tp"] == whole.communication().by_axis()["tp"]
+    assert both.flops().macs() == whole.flops().macs() and both.parameters * 4 == whole.parameters
+    reduced = both.communication().by_route()
+    sharded = FLOAT * whole.parameters
+    assert reduced["reduce_scatter", "fsdp", 4, "float32"].payload == sharded
+    assert reduced["all_reduce", "dp", 3, "float32"].payload == sharded // 4
+    ranks = {item.group.axis: (item.group.first, item.group.step) for item in both.communication().transfers}
+    assert ranks == {"dp": (7, 8), "fsdp": (17, 2), "tp": (22, 1)}
+
+
+def test_all_that_share_a_parameter_reduce_its_gradient():
+    replicas = plan_llama({"dp": 2, "cp": 2, "tp": 2})
+    assert replicas.communication().by_axis()["dp_cp"].payload == FLOAT * replicas.parameters
+    apart = plan_llama({"dp": 2, "tp": 2, "cp": 2}, rank=7)
+    (group,) = {item.group for item in apart.communication().transfers if item.group.axis == "dp_cp"}
+    assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
+    sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
+    routes = {
+        (route.collective, route.axis): volume.payload for route, volume in sharded.communication().by_route().items()
+    }
+    assert routes["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
+    assert routes["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
+
+
+@pytest.mark.parametrize("library", ["zoo", "transformers"])
+def test_stages_share_the_layers(library):
+    model = build("llama_tiny", device="meta")
+    if library == "transformers":
+        model = make_transformers_llama()
+    mesh = {"pp": 2, "dp": 3, "tp": 2}
+    inputs = {"tokens": TOKENS} if library == "zoo" else {"input_ids": TOKENS, "use_cache": False}
+    plans = [plan_rank(model, (), inputs, mesh=mesh, rank=rank, microbatches=4) for rank in (0, 6)]
+    whole = plan_rank(model, (), inputs, mesh={"tp": 2})
+    assert [plan.coordinates["pp"] for plan in plans] == [0, 1]
+    assert sum(plan.parameters for plan in plans) == whole.parameters
+    assert sum(plan.flops().macs() for plan in plans) == 4 * whole.flops().macs()
+    for plan in plans:
+        axes = plan.communication().by_axis()
+        assert axes["pp"] == Volume(8, 8 * FLOAT * HIDDEN, 8 * FLOAT * HIDDEN)
+        assert axes["dp"].payload >= FLOAT * plan.parameters
+    both = sum(plan.communication().by_axis()["tp"].payload for plan in plans)
+    assert both == 4 * whole.communication().by_axis()["tp"].payload
+
+
+def test_the_same_mesh_again_and_another_between():
+    model = Llama(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, layers=1, heads=4, kv_heads=4))
+    meshes = {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}
+    first, other, again = (plan_rank(model, (TOKENS,), mesh=mesh) for mesh in meshes)
+    assert first.trace.calls == again.trace.calls and first.trace.signatures == again.trace.signatures
+    assert {route.size for route in other.communication().by_route()} == {2, 4}
+    assert {route.size for route in again.communication().by_route() if route.axis == "tp"} == {2}
+
+
+def test_a_plan_leaves_the_model_and_the_program_alone():
+    model = build("llama_tiny")
+    before = dict(model.named_parameters())
+    plan_rank(model, (TOKENS,), mesh={"fsdp": 2, "tp": 2})
+    assert all(before[name] is parameter for name, parameter in model.named_parameters())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not dist.is_initialized()
+    with pytest.raises(ZeroDivisionError):
+        plan_rank(model, (TOKENS,), mesh={"tp": 2}, loss=lambda y: 1 // 0)
+    assert not dist.is_initialized()
+
+
+def test_a_run_by_shapes_leaves_no_trace_in_fsdp2():
+    with pretended_world(2, 0):
+        model = shard_fully(Wide())
+        first = record(model, FEATURES, "shapes")
+        train(model, FEATURES)  # which raises on a tensor without numbers
+        with torch.no_grad():
+            model(FEATURES)  # the root's parameters stay gathered
+        again = record(model, FEATURES, "shapes")
+        train(model, FEATURES)
+    assert analyse(first).total() == analyse(again).total() > 0
+
+
+def test_gpt2_splits_its_heads():
+    tokens = torch.ones(1, 64, dtype=torch.int64)
+    model = build("gpt2", device="meta")
+    one, four = (plan_rank(model, (tokens,), mesh={"tp": ranks}) for ranks in (1, 4))
+    head = 3 * 64 * 768 * 50_257  # which every rank computes, forward and backward
+    assert (four.flops().macs() - head) * 4 == one.flops().macs() - head
+    assert {route.collective: volume.calls for route, volume in four.communication().by_route().items()} == {
+        "all_reduce": 4 * 12
+    }
+    with pytest.raises(ShardingError, match=r"h.0.attn.heads is 12, which 8 ranks cannot share evenly"):
+        plan_rank(model, (tokens,), mesh={"tp": 8})
+
+
+def test_a_transformers_model_is_split_by_its_own_plan():
+    plan = plan_rank(make_transformers_llama(), (TOKENS,), {"use_cache": False}, mesh={"dp": 8, "tp": 2})
+    assert plan.flops().macs() == plan_llama({"tp": 2}).flops().macs()
+    # Each projection sums the gradient of its input by itself; the frequencies of its positions are two buffers.
+    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+        ("all_reduce", "tp", 2, "float32"): FLOAT * HIDDEN * (1 + 2 * LAYERS + 5 * LAYERS + 1),
+        ("all_gather", "tp", 2, "float32"): FLOAT * LOGITS,
+        ("broadcast", "dp", 8, "float32"): 2 * FLOAT * WIDTH // 4 // 2,
+        ("all_reduce", "dp", 8, "float32"): FLOAT * plan.parameters,
+    }
+
+
+def test_a_function_splits_any_model():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def split(model, mesh):
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    plan = plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4}, shard_by=split)
+    assert plan.parameters == (6 * 8 + 8 + 8 * 3) // 4 + 3
+    assert plan.communication().by_collective() == {"all_reduce": Volume(1, FLOAT * 15, 2 * 3 * FLOAT * 15 // 4)}
+    with pytest.raises(ShardingError, match=r"Sequential is a model of which no tensor-parallel plan is known"):
+        plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rank", "message"),
+    [
+        ({"tp": 8}, 8, "rank 8 is none of the mesh's 8: they are 0 to 7"),
+        ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
+        ({}, 0, "a mesh has axes from .*, not none"),
+        ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
+        ({"pp": 2, "fsdp": 2}, 0, "when FSDP2 gathers and reduces is the schedule's choice"),
+        ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
+    ],
+    ids=["rank", "axis", "none", "size", "fsdp", "stages"],
+)
+def test_a_mesh_that_cannot_be(mesh, rank, message):
+    with pytest.raises((PlanError, ShardingError), match=message):
+        plan_llama(mesh, rank=rank)
+
+
+def test_what_is_left_out_of_a_step_is_told():
+    assert plan_llama({"tp": 2}).left_out == ("the optimizer's step",)
+    assert "gradients of the norms" in plan_llama({"tp": 2}, sequence_parallel=True).left_out[0]
+    # FSDP2 sums them itself, before it scatters them.
+    both = plan_llama({"fsdp": 2, "tp": 2}, sequence_parallel=True)
+    norms = (2 * LAYERS + 1) * WIDTH
+    assert both.left_out == ("the optimizer's step",)
+    assert both.communication().by_route()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
+    with pytest.raises(PlanError, match="FSDP2 is planned with the CPU's kernels, not with those of cuda"):
+        plan_llama({"fsdp": 2}, device="cuda")
+
+
+def test_a_program_with_a_process_group_is_told_so():
+    with pretended_world(4, 0), pytest.raises(PlanError, match="this program has a process group"):
+        plan_llama({"dp": 2})
+
+
+# --- communication ----------------------------------------------------------------------------------------------------
+
+
+def communicate(function, ranks=4):
+    with pretended_world(ranks, 0):
+        trace = record_call(function, (torch.ones(8),), execution="real")
+    return read_communication(Trace.from_json(trace.to_json()))
+
+
+def buffers(sizes):
+    return [torch.empty(size) for size in sizes]
+
+
+# Payload of 8 floats: 32 bytes for each rank, or for all four.
+COLLECTIVES = {
+    "all_reduce": (lambda x: dist.all_reduce(x), Volume(1, 32, 48)),
+    "all_gather": (lambda x: dist.all_gather(buffers([8] * 4), x), Volume(1, 128, 96)),
+    "all_gather into": (lambda x: dist.all_gather_into_tensor(torch.empty(32), x), Volume(1, 128, 96)),
+    "reduce_scatter": (lambda x: dist.reduce_scatter_tensor(torch.empty(2), x), Volume(1, 32, 24)),
+    "reduce_scatter list": (lambda x: dist.reduce_scatter(torch.empty(2), list(x.split(2))), Volume(1, 32, 24)),
+    "all_to_all": (lambda x: dist.all_to_all_single(torch.empty(8), x), Volume(1, 32, 24)),
+    "broadcast": (lambda x: dist.broadcast(x, 0), Volume(1, 32, 32)),
+    "reduce": (lambda x: dist.reduce(x, 0), Volume(1, 32, 32)),
+    "gather": (lambda x: dist.gather(x, buffers([8] * 4)), Volume(1, 32, 32)),
+    "scatter": (lambda x: dist.scatter(x, buffers([8] * 4)), Volume(1, 32, 32)),
+    "send": (lambda x: dist.send(x, 1), Volume(1, 32, 32)),
+    "receive": (lambda x: dist.recv(x, 1), Volume(1, 32, 32)),
+    "barrier": (lambda x: dist.barrier(), Volume(1, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_carries_its_payload(name):
+    function, volume = COLLECTIVES[name]
+    communication = communicate(function)
+    assert communication.by_collective() == {name.partition(" ")[0]: volume} and not communication.unknown
+    assert [item.group for item in communication.transfers] == [ProcessGroupSpec("0", 4, "", 0, 1)]
+
+
+def test_bytes_on_the_wire_are_rounded_up():
+    assert communicate(lambda x: dist.all_reduce(x[:1]), ranks=3).total() == Volume(1, 4, 6)  # 2 * 2/3 * 4 = 5.33
+    assert communicate(lambda x: dist.all_reduce(x), ranks=1).total() == Volume(1, 32, 0)
+
+
+def test_a_functional_collective_names_its_group():
+    import torch.distributed._functional_collectives as functional
+
+    communication = communicate(lambda x: functional.all_gather_tensor(x, 0, dist.group.WORLD).wait())
+    assert communication.by_collective() == {"all_gather": Volume(1, 128, 96)}
+    assert communication.transfers[0].group.size == 4
+
+
+def test_a_group_of_any_ranks_keeps_its_size():
+    def reduce(x):
+        dist.all_reduce(x, group=group)
+
+    with pretended_world(8, 0):
+        group = dist.new_group([0, 1, 5])
+        trace = record_call(reduce, (torch.ones(3),), execution="real")
+    (transfer,) = read_communication(trace).transfers
+    assert (transfer.group.size, transfer.group.step, transfer.volume.wire) == (3, None, 16)
+
+
+def test_an_op_that_nobody_reads_is_unknown():
+    def of(packet, *inputs):
+        signature = Signature(packet, ("input",), inputs, ())
+        trace = record_call(torch.relu, (torch.ones(2),))
+        return read_communication(
+            Trace(trace.modules, (), ((),), (signature,), (), {(0, 0, "forward"): 3}, {}, about=trace.about)
+        )
+
+    assert of("symm_mem::fused", TensorSpec((2,))).unknown == Counter({"symm_mem::fused": 3})
+    lone = of("_c10d_functional::all_reduce", TensorSpec((2,)), Symbol("object", "ScriptObject"))
+    assert lone.total() == Volume(3, 24, None) and next(iter(lone.by_route())).size is None
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_plans(capsys):
+    assert main(["plan", "zoo:llama_tiny", "--mesh", "dp=2048,tp=2", "--rank", "3", "--table", "exact"]) == 0
+    text = capsys.readouterr().out
+    assert "4,096 ranks; rank 3 is dp 1, tp 1." in text and "Derived, not run: the gradients' all-reduce" in text
+    assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--format", "json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["parameters"] * 2 == record["parameter_bytes"] == PARAMETERS
+    assert {item["dtype"] for item in record["communication"]} == {"bfloat16"} and record["unknown_ops"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mesh", "dp=two"], "--mesh dp=two: 'dp=two' is no axis with its size"),
+        (["--mesh", "dp=2,dp=2"], "--mesh dp=2,dp=2: 'dp=2' is no axis with its size"),
+        (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: weights have a floating dtype"),
+        (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
+        (["--mesh", "dp=2", "--format", "xml"], "plan writes text or json, not 'xml'"),
+    ],
+    ids=["size", "twice", "dtype", "shard", "format"],
+)
+def test_a_mistake_on_the_command_line_is_replayed(capsys, arguments, message):
+    assert main(["plan", "zoo:llama_tiny", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,527 @@
+"""Scaling: costs as polynomials in sizes, against hand counts, textbook polynomials and fresh counts."""
+
+import json
+import math
+import random
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import fvflops
+from fvflops.cli import main
+from fvflops.features.scaling.model import Axis, ScalingError
+from fvflops.features.scaling.polynomial import Polynomial
+from fvflops.features.scaling.scaling import Sample, describe_costs, read_axis
+from fvflops.reports.pictures.picture import kind_of
+from fvflops.zoo import build
+from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
+from tests.support.random_cases import random_cases
+
+
+def polynomial(variables: str, terms: dict) -> Polynomial:
+    return Polynomial.of(variables.split(), terms)
+
+
+def known(axes, function):
+    """Return the cost that is fitted to a function of sizes, as if a model had been counted."""
+
+    def sample(sizes):
+        value = function(*sizes)
+        return Sample(value, {"": value}, {}, {})
+
+    return describe_costs("flops", axes, sample)
+
+
+# Polynomials.
+
+
+def test_a_polynomial_is_evaluated_added_multiplied_and_written():
+    cost = polynomial("S d", {(1, 2): 6, (2, 1): 2})
+    assert cost(S=3, d=5) == 6 * 3 * 25 + 2 * 9 * 5
+    assert str(cost) == "2·S²·d + 6·S·d²"
+    assert str(cost - polynomial("d S", {(1, 2): 2})) == "6·S·d²"
+    assert str(Polynomial.of("x", {(3,): Fraction(-1, 3), (0,): 1000})) == "-1/3·x³ + 1,000"
+    assert (cost * cost)(S=2, d=3) == cost(S=2, d=3) ** 2
+    assert (2 * cost + 1 - cost)(S=2, d=3) == cost(S=2, d=3) + 1
+    assert str(cost - cost) == "0" and (cost - cost).degree() == 0
+    assert cost.degree("d") == 2 and cost.degree() == 3
+    with pytest.raises(TypeError, match="takes S, d, not S"):
+        cost(S=3)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.lists(st.integers(-9, 9), min_size=1, max_size=5))
+@random_cases(30)
+def test_a_sum_over_lengths_is_the_sum(first, count, coefficients):
+    law = polynomial("L", {(power,): factor for power, factor in enumerate(coefficients)})
+    summed = law.sum_over("L", polynomial("P", {(1,): 1}), polynomial("N", {(1,): 1}))
+    values = dict.fromkeys(summed.variables, 0) | {"P": first, "N": count}
+    exact = sum(law.at((length,)) for length in range(first, first + count))
+    assert summed(**{name: values[name] for name in summed.variables}) == exact
+    assert law.sum_over("L", first, count).at(()) == exact
+
+
+# Fits of known functions.
+
+SIZES = (Axis("a", 1, 40), Axis("b", 16, 4096), Axis("c", 3, 300, 3))
+
+
+@given(st.integers(1, 3), st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.integers(1, 10**9), max_size=5))
+@random_cases(25)
+def test_any_polynomial_is_recovered(count, terms):
+    axes = SIZES[:count]
+    law = Polynomial.of([axis.name for axis in axes], {key[:count]: factor for key, factor in terms.items()})
+    cost = known(axes, lambda *sizes: law.at(sizes))
+    assert cost.polynomial == law and cost.everywhere and cost.held_out
+    assert not set(cost.held_out) & set(cost.fitted)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: n * (n * 2_654_435_761 % 2**32 >> 16),
+        lambda n: n * round(1000 * math.log2(n)),
+        lambda n: n // 7 * n + n % 5,
+        lambda n: (n % 17) ** 2,
+        lambda n: 2 ** (n // 100),
+    ],
+    ids=["hash", "log", "remainder", "modulo", "exponential"],
+)
+def test_what_is_no_polynomial_is_refused(function):
+    cost = known((Axis("n", 10, 1000),), function)
+    assert cost.polynomial is None and str(cost) == "no polynomial in n"
+    assert all(cost.counted[(size,)] == function(size) for (size,) in cost.counted)
+    with pytest.raises(ScalingError, match="n=997 was not counted"):
+        cost(n=997)
+
+
+def test_a_floor_is_a_polynomial_for_multiples():
+    cost = known((Axis("b", 1, 9), Axis("n", 10, 1000)), lambda b, n: b * (n // 14) ** 2)
+    assert str(cost) == "1/196·b·n² for n a multiple of 14, from 14 to 994"
+    assert cost(b=3, n=140) == 300
+    with pytest.raises(ScalingError, match="n=141 was not counted, and the polynomial holds for n a multiple of 14"):
+        cost(b=3, n=141)
+
+
+def test_a_window_is_a_polynomial_for_larger_sizes():
+    cost = known((Axis("b", 1, 9), Axis("n", 10, 1000)), lambda b, n: b * n * min(n, 100))
+    assert str(cost) == "100·b·n for n from 100 to 1,000"
+    assert cost(b=2, n=300) == 60_000
+    with pytest.raises(ScalingError, match="n=50 was not counted, and the polynomial holds for n from 100"):
+        cost(b=2, n=50)
+
+
+def test_a_first_size_may_be_special():
+    cost = known((Axis("n", 1, 99),), lambda n: 5 * n if n > 1 else 0)
+    assert str(cost) == "5·n for n from 2 to 99" and cost(n=1) == 0
+
+
+def test_a_factor_that_is_zero_at_the_first_size_is_seen():
+    cost = known((Axis("a", 1, 50), Axis("b", 1, 50)), lambda a, b: (a - 1) * (b - 1) * b + a)
+    assert cost(a=7, b=30) == 6 * 29 * 30 + 7 and cost.everywhere
+
+
+def test_short_ranges_are_fitted_as_far_as_they_can_be_tried():
+    assert known((Axis("n", 1, 3),), lambda n: 5 * n).polynomial == polynomial("n", {(1,): 5})
+    assert known((Axis("n", 1, 3),), lambda n: n * n).polynomial is None  # nothing is left to try a square on
+    assert known((Axis("n", 1, 2),), lambda n: 7).polynomial == polynomial("n", {(0,): 7})
+
+
+# Textbook polynomials of models.
+
+
+def test_linear():
+    cost = fvflops.cost_of(
+        lambda fan_in, fan_out: nn.Linear(fan_in, fan_out),
+        lambda batch, fan_in: torch.zeros(batch, fan_in),
+        vary={"batch": (1, 64), "fan_in": (4, 512), "fan_out": (4, 512)},
+    )
+    assert cost.polynomial == polynomial("batch fan_in fan_out", {(1, 1, 1): 1})
+    parameters = fvflops.cost_of(nn.Linear, vary={"in_features": (4, 99), "out_features": (4, 99)}, metric="parameters")
+    assert str(parameters) == "in_features·out_features + out_features"
+
+
+def decoder(metric, table="default", block=Block):
+    return fvflops.cost_of(
+        lambda width: block(GPT2Config(width=width, heads=1)),
+        lambda batch, seq, width: torch.zeros(batch, seq, width),
+        vary={"batch": (1, 8), "seq": (1, 512), "width": (8, 256)},
+        metric=metric,
+        table=table,
+    )
+
+
+def test_attention_and_a_decoder_layer():
+    attention, layer = decoder("macs", block=Attention), decoder("macs")
+    assert str(attention) == "2·B·S²·d + 4·B·S·d²"
+    # 24·B·S·d² + 4·B·S²·d flops, a multiply-add being two (Narayanan et al., arXiv:2104.04473, a layer's forward pass).
+    assert layer.polynomial * 2 == polynomial("batch seq width", {(1, 1, 2): 24, (1, 2, 1): 4})
+    assert layer.by_module()["attn"] == attention and layer.by_module()[""] == layer
+    assert layer.by_module()["mlp"] != attention
+    assert str(layer.by_operator()["linear"]) == "12·B·S·d²"
+    exact = decoder("flops", "exact")
+    assert exact.polynomial(batch=2, seq=3, width=16) == exact(batch=2, seq=3, width=16)
+    assert dict(exact.polynomial.terms)[1, 1, 2] == 24
+    parameters = decoder("parameters")
+    assert str(parameters) == "12·d² + 13·d"  # four projections and their biases, two norms: 4d² + 8d², 9d + 4d
+
+
+def test_norms_and_activations():
+    images = {"batch": (1, 9), "size": (2, 64)}
+    norm = nn.BatchNorm2d(6).eval()
+    cost = fvflops.cost_of(norm, lambda batch, size: torch.zeros(batch, 6, size, size), vary=images)
+    assert str(cost) == "12·B·R²"  # fvcore's two for each element
+    cost = fvflops.cost_of(
+        lambda d: nn.LayerNorm(d), lambda batch, d: torch.zeros(batch, d), vary={"batch": (1, 9), "d": (2, 64)}
+    )
+    assert str(cost) == "5·B·d"
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+    outputs = fvflops.cost_of(
+        convolution, lambda batch, size: torch.zeros(batch, 3, size, size), vary=images, metric="activations"
+    )
+    assert str(outputs) == "8·B·R²"
+
+
+def test_resnet50_in_batch_and_image_size():
+    model = build("resnet50", device="meta").eval()
+    by_batch = fvflops.cost_of(model, lambda batch: torch.zeros(batch, 3, 224, 224), vary={"batch": (1, 64)})
+    assert str(by_batch) == "4,111,512,576·B"
+    cost = fvflops.cost_of(
+        model, lambda batch, size: torch.zeros(batch, 3, size, size), vary={"batch": (1, 4), "size": (32, 512)}
+    )
+    assert not cost.everywhere and cost.holds_on[1] == Axis("size", 32, 512, 32)
+    assert str(cost) == "81,901·B·R² + 2,048,000·B for size a multiple of 32, from 32 to 512"
+    assert cost(batch=3, size=224) == 3 * 4_111_512_576
+    assert str(cost.by_module()["fc"]).startswith("2,048,000·B")
+    with pytest.raises(ScalingError, match="size=225"):
+        cost(batch=1, size=225)
+    odd = fvflops.cost_of(model, lambda size: torch.zeros(1, 3, size, size), vary={"size": range(33, 514, 32)})
+    assert odd.everywhere and odd.polynomial.degree() == 2
+    assert odd(size=225) == fvflops.FlopCountAnalysis(model, torch.zeros(1, 3, 225, 225)).total()
+
+
+@pytest.mark.parametrize("table", ["default", "fvcore", "exact"])
+def test_a_polynomial_is_a_fresh_count_elsewhere(table):
+    model = GPT2(GPT2Config(vocab_size=50, positions=300, width=16, layers=2, heads=2)).eval()
+    cost = fvflops.cost_of(
+        model,
+        lambda batch, seq: torch.zeros(batch, seq, dtype=torch.long),
+        vary={"batch": (1, 20), "seq": (1, 300)},
+        table=table,
+    )
+    chosen = random.Random(7)
+    for _ in range(5):
+        batch, seq = chosen.randint(1, 20), chosen.randint(1, 300)
+        if (batch, seq) in cost.counted:
+            continue
+        fresh = fvflops.FlopCountAnalysis(model, torch.zeros(batch, seq, dtype=torch.long), table=table)
+        assert cost(batch=batch, seq=seq) == fresh.total()
+        modules = {name: part(batch=batch, seq=seq) for name, part in cost.by_module().items()}
+        assert modules == dict(fresh.by_module())
+        operators = {name: part(batch=batch, seq=seq) for name, part in cost.by_operator().items()}
+        assert {name: value for name, value in operators.items() if value} == dict(fresh.by_operator())
+
+
+def test_the_backward_pass_of_a_linear_layer_costs_twice():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    vary = {"batch": (1, 64)}
+    forward = fvflops.cost_of(model, lambda batch: torch.zeros(batch, 8), vary=vary, metric="macs")
+    both = fvflops.cost_of(
+        model, lambda batch: torch.zeros(batch, 8), vary=vary, metric="macs", loss=lambda output: output.sum()
+    )
+    # The first layer's input wants no gradient.
+    assert str(forward) == "40·B" and str(both) == f"{40 * 3 - 32}·B"
+
+
+def test_the_backward_pass_counts_as_one_what_the_table_counts_as_one():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
+    cost = fvflops.cost_of(
+        model, lambda batch: torch.zeros(batch, 3, 5, 5), vary={"batch": (1, 9)}, loss=lambda output: output.sum()
+    )
+    # 300 MACs in the convolution, again for its weight's gradient, and 2 for each of the 100 elements of the norm.
+    assert str(cost) == f"{300 + 300 + 200}·B"
+
+
+def test_a_file_that_registers_ops_is_run_once(tmp_path, capsys):
+    path = tmp_path / "registers.py"
+    path.write_text(
+        "import torch\n"
+        "library = torch.library.Library('scalingtest', 'DEF')\nlibrary.define('op(Tensor x) -> Tensor')\n"
+        "def build():\n    return torch.nn.Linear(4, 3)\n"
+    )
+    assert main(["scale", f"{path}:build", "--input", "batch,4", "--vary", "batch=1..64"]) == 0
+    assert "flops = 12·B" in capsys.readouterr().out
+
+
+def test_depth_is_linear_and_a_late_layer_is_none():
+    cost = fvflops.cost_of(
+        lambda depth: nn.Sequential(*(nn.Linear(4, 4) for _ in range(depth))),
+        lambda: torch.zeros(1, 4),
+        vary={"depth": (2, 30)},
+    )
+    assert cost.polynomial == polynomial("depth", {(1,): 16})
+    assert cost.by_module()["0"].polynomial == polynomial("depth", {(0,): 16})
+    assert cost.by_module()["7"].polynomial is None
+
+
+def test_costs_are_compared():
+    def cost_of(rows, last):
+        return fvflops.cost_of(nn.Linear(8, rows), lambda batch: torch.zeros(batch, 8), vary={"batch": (1, last)})
+
+    assert cost_of(4, 64) == cost_of(4, 99) and hash(cost_of(4, 64)) == hash(cost_of(4, 99))
+    assert cost_of(4, 64) != cost_of(5, 64)
+    assert repr(cost_of(4, 64)) == "<flops: 32·B>"
+
+
+# Bad input.
+
+
+def linear(batch):
+    return torch.zeros(batch, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vary": {"batch": (7, 7)}}, "batch=7..7 holds one size alone"),
+        ({"vary": {"batch": (9, 1)}}, "batch=9..1 is empty"),
+        ({"vary": {"batch": range(5, 5)}}, "batch=range.5, 5. is empty"),
+        ({"vary": {"batch": (0, 4)}}, "a size is at least 1"),
+        ({"vary": {"batch": 4}}, "batch=4 is no range"),
+        ({"vary": {}}, "vary names no size"),
+        ({"vary": {"batch": (1, 4), "seq": (1, 4)}}, "nothing takes the size 'seq'"),
+        ({"vary": {"sequence": (1, 4)}}, "the inputs take 'batch', which is not varied: sequence are"),
+    ],
+    ids=["one", "reversed", "empty", "zero", "number", "none", "untaken", "unvaried"],
+)
+def test_a_mistake_in_what_is_varied_names_it(options, message):
+    with pytest.raises(ScalingError, match=message):
+        fvflops.cost_of(nn.Linear(8, 4), linear, **options)
+
+
+def test_a_size_that_the_model_does_not_take_is_named():
+    model = build("gpt2", device="meta")
+    with pytest.raises(ScalingError, match=r"does not take seq=1025: ValueError: .* takes 1024 at most; narrow"):
+        fvflops.cost_of(model, lambda seq: torch.zeros(1, seq, dtype=torch.long), vary={"seq": (1, 1025)})
+    positions = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4))
+    with pytest.raises(ScalingError, match="n=9: IndexError: an embedding of 8 rows is asked for row 8"):
+        fvflops.cost_of(positions, lambda n: torch.arange(n), vary={"n": (1, 9)})
+    assert str(fvflops.cost_of(positions, lambda n: torch.arange(n), vary={"n": (1, 8)})) == "16·n"
+
+
+def test_sizes_outside_of_what_was_varied_are_not_told():
+    cost = fvflops.cost_of(nn.Linear(8, 4), linear, vary={"batch": (2, 64, 2)})
+    assert cost(batch=10) == 320
+    for batch in (1, 3, 66):
+        with pytest.raises(ScalingError, match=f"batch={batch} was not varied over"):
+            cost(batch=batch)
+    with pytest.raises(TypeError, match="takes the sizes batch, not seq"):
+        cost(seq=4)
+
+
+def test_an_unknown_op_is_told():
+    @torch.library.custom_op("fvflops_scaling::scan", mutates_args=())
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    scan.register_fake(lambda x: torch.empty_like(x))
+    cost = fvflops.cost_of(lambda x: scan(x), linear, vary={"batch": (1, 8)})
+    assert cost.unknown == {"fvflops_scaling::scan": 1} and cost(batch=3) == 0
+
+
+def test_axes_are_read():
+    assert read_axis("n", range(1, 11, 3)) == Axis("n", 1, 10, 3)
+    assert read_axis("n", (1, 12, 3)) == Axis("n", 1, 10, 3)
+    assert 7 in Axis("n", 1, 10, 3) and 8 not in Axis("n", 1, 10, 3) and 13 not in Axis("n", 1, 10, 3)
+
+
+# Generation.
+
+
+def language_model(name):
+    transformers = pytest.importorskip("transformers", reason="the language models are transformers'")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64}
+    tokens = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
+    kind = getattr(transformers, name)
+    more = {
+        "GPT2LMHeadModel": {"n_positions": 32},
+        "LlamaForCausalLM": {"num_key_value_heads": 2, "intermediate_size": 48},
+        "MistralForCausalLM": {"num_key_value_heads": 2, "intermediate_size": 48, "sliding_window": 6},
+    }[name]
+    return kind, kind.config_class(**sizes, **tokens, **more)
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
+def test_a_generation_is_what_generate_does(name, table):
+    kind, config = language_model(name)
+    with torch.device("meta"):
+        absent = kind(config).eval()
+    cost = fvflops.generation_cost(absent, prompt=5, new=9, batch=2, table=table)
+    model = kind(config).eval()
+    with torch.no_grad(), fvflops.record(model, table=table) as run:
+        model.generate(torch.ones(2, 5, dtype=torch.long), max_new_tokens=9, min_new_tokens=9, do_sample=False)
+    assert cost.total == run.total()
+    if name == "MistralForCausalLM":  # the window bounds what the cache holds
+        assert str(cost.decode).endswith("for cache from 5 to 15") and cost.decode.polynomial.degree() == 0
+        assert cost.whole is None
+    else:
+        assert cost.whole(prompt=5, new=9) == cost.total and cost.counted_up_to == 5
+        assert cost.decode.polynomial.degree() == 1 and cost.prefill.polynomial.degree() == 2
+
+
+def test_a_generation_of_one_token_is_its_prefill():
+    kind, config = language_model("GPT2LMHeadModel")
+    cost = fvflops.generation_cost(kind(config).eval(), prompt=5, new=1)
+    assert cost.total == cost.prefill(prompt=5) == cost.whole(prompt=5, new=1)
+
+
+def test_a_generation_that_the_model_cannot_make_is_refused():
+    kind, config = language_model("GPT2LMHeadModel")
+    model = kind(config).eval()
+    with pytest.raises(ScalingError, match="prompt=33: IndexError: an embedding of 32 rows"):
+        fvflops.generation_cost(model, prompt=20, new=14)
+    with pytest.raises(ScalingError, match="new=0: a generation has at least 1"):
+        fvflops.generation_cost(model, prompt=20, new=0)
+    with pytest.raises(ScalingError, match="GPT2 takes no input_ids with past_key_values"):
+        fvflops.generation_cost(build("gpt2", device="meta"), prompt=2, new=2)
+
+
+# The command line, the reports and the picture.
+
+
+def run(capsys, *argv):
+    code = main(["scale", *argv])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_command_tells_the_polynomial_and_what_was_counted(capsys):
+    code, out, err = run(capsys, "zoo:llama_tiny", "--vary", "batch=1..4", "--vary", "seq=1..40")
+    assert (code, err) == (0, "")
+    blocks = out.split("\n\n")
+    assert blocks[1].splitlines() == [
+        # Two layers with attention at 2·64 a pair of tokens, and linears at 2·64² + 2·64·32 + 3·64·176 a token; the
+        # head is 64·256. The convention leaves RMSNorm out, as fvcore does.
+        "flops = 256·B·S² + 108,544·B·S",
+        "  B = batch from 1 to 4",
+        "  S = seq from 1 to 40",
+    ]
+    assert "fitted to 6, and equal to the count at" in blocks[2]
+    assert "|  lm_head | 16,384·B·S" in blocks[3]
+    counted = [[int(cell.replace(",", "")) for cell in line.split("|")[1:4]] for line in blocks[4].splitlines()[2:]]
+    assert all(count == 256 * batch * seq**2 + 108_544 * batch * seq for batch, seq, count in counted)
+    assert [1, 1] in [row[:2] for row in counted] and [4, 40] in [row[:2] for row in counted]
+
+
+def test_the_command_takes_names_in_inputs_and_factories(capsys, tmp_path):
+    shape = ["--input", "batch,64:float32", "--vary", "batch=1..32"]
+    path = tmp_path / "models.py"
+    path.write_text(
+        "import torch\n"
+        "def plain():\n    return torch.nn.Linear(64, 2)\n"
+        "def wide(width):\n    return torch.nn.Linear(width, 2), torch.zeros(5, width)\n"
+        "def wide_alone(width):\n    return torch.nn.Linear(width, 2)\n"
+    )
+    assert "flops = 128·B\n" in run(capsys, f"{path}:plain", *shape)[1]
+    assert "flops = 10·d\n" in run(capsys, f"{path}:wide", "--vary", "width=4..64:4")[1]
+    named = ["--input", "batch,width", "--vary", "width=4..64", "--vary", "batch=1..9"]
+    assert "flops = 2·d·B\n" in run(capsys, f"{path}:wide_alone", *named)[1]
+    assert "parameters = 2·d + 2\n" in run(capsys, f"{path}:wide_alone", *named, "--metric", "parameters")[1]
+
+
+def test_the_json_report_holds_exact_coefficients(capsys):
+    sizes = ["--vary", "size=28..448", "--input", "1,1,size,size"]
+    code, out, _ = run(
+        capsys, "zoo:resnet50", "--input", "1,3,size,size", *sizes[:2], "--format", "json", "--device", "meta"
+    )
+    record = json.loads(out)
+    assert code == 0 and record["format"] == "fvflops.scaling" and record["schema"] == 1
+    assert record["holds_on"] == [{"name": "size", "first": 32, "last": 448, "step": 32}]
+    terms = {tuple(term["exponents"].values()): Fraction(term["coefficient"]) for term in record["polynomial"]["terms"]}
+    assert terms == {(2,): 81_901, (0,): 2_048_000}
+    assert {row["used"] for row in record["counted"]} == {"fitted", "held out", "not of these"}
+    assert record["modules"]["fc"]["text"] == "2,048,000"
+
+
+def test_the_command_tells_that_there_is_no_polynomial(capsys, tmp_path):
+    path = tmp_path / "modulo.py"
+    path.write_text(
+        "import torch\n"
+        "class Modulo(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x[:, : x.shape[1] % 17 + 1] * 2\n"
+    )
+    sizes = ["--vary", "n=20..400", "--input", "1,n", "--table", "exact"]
+    code, out, _ = run(capsys, f"{path}:Modulo", *sizes)
+    assert code == 0 and "\nflops is no polynomial in n\n" in out and "No polynomial of the fourth degree" in out
+    counted = [line.split("|")[1:3] for line in out.splitlines() if line.startswith("| ") and "flops" not in line]
+    assert len(counted) > 8 and all(int(n) % 17 + 1 == int(count) for n, count in counted)
+
+
+def test_the_command_generates(capsys):
+    pytest.importorskip("transformers", reason="the language model is transformers'")
+    config = '{"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "bos_token_id": 1, "eos_token_id": 1}'
+    model = ["transformers:GPT2LMHeadModel", "--config", config, "--device", "meta"]
+    code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20")
+    # Twelve squares of the width a layer, norms at 5 for each element, and the head.
+    token = 2 * 12 * 32**2 + 5 * 5 * 32 + 32 * 64
+    assert code == 0 and f"one token = 128·L + {token + 128:,}\n" in out
+    assert "| all 19 decoded " in out and "| token 20 " in out
+    code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
+    record = json.loads(out)
+    prefill = record["prefill"]["polynomial"]["terms"]
+    first = sum(Fraction(term["coefficient"]) * 8 ** term["exponents"]["prompt"] for term in prefill)
+    assert record["total"] == first + sum(128 * length + token + 128 for length in range(8, 27))
+    assert record["decode"]["polynomial"]["text"] == f"128·L + {token + 128:,}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["zoo:gpt2"], "scale needs sizes to vary"),
+        (["zoo:gpt2", "--vary", "seq=1-9"], "--vary seq=1-9: write a name and its first and last size"),
+        (["zoo:gpt2", "--vary", "seq=9..1"], "seq=9..1 is empty"),
+        (["zoo:gpt2", "--vary", "seq=9..9"], "seq=9..9 holds one size alone"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--vary", "seq=1..4"], "seq is varied already"),
+        (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: nothing takes this size"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is no dtype"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"], "--metric byte: take one of flops, macs"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--format", "html"], "no format is called 'html'"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
+        (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
+        (["zoo:gpt2", "--generate", "prompt=8"], "new is missing"),
+        (["zoo:gpt2", "--generate", "prompts=8,new=1"], "'prompts=8' is not one of prompt=N, new=N, batch=N"),
+        (["zoo:gpt2", "--generate", "prompt=8,new=1", "--vary", "seq=1..9"], "leave --vary out"),
+        (["zoo:llama_tiny", "--generate", "prompt=8,new=1"], "Llama takes no input_ids with past_key_values"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_on_the_command_line_is_told_in_one_line(capsys, argv, message):
+    code, out, err = run(capsys, *argv)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
+
+
+def test_without_matplotlib_a_plot_is_refused_before_the_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture = tmp_path / "cost.svg"
+    code, out, err = run(capsys, "zoo:gpt2", "--vary", "seq=1..9", "--plot", str(picture))
+    assert code == 2 and out == "" and "a plot needs matplotlib" in err and "pip install 'fvflops[plot]'" in err
+    assert err.count("\n") == 1 and not picture.exists()
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_plot_is_drawn(kind, capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures are an extra, fvflops[plot]")
+    picture = tmp_path / f"cost.{kind}"
+    code, out, err = run(
+        capsys, "zoo:llama_tiny", "--vary", "seq=1..99", "--vary", "batch=1..9", "--plot", str(picture)
+    )
+    assert (code, err) == (0, "") and out.startswith("zoo:llama_tiny")
+    start = picture.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in picture.read_bytes() and b"<?xml" in start
+    assert kind_of(str(picture)) == kind

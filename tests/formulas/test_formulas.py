@@ -1,0 +1,254 @@
+"""The formulas of products and convolutions against loops, and every composite row against what it decomposes into."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fvflops.analysis.table_examples import bind_example, overloads_of, sign_example
+from fvflops.capture.recorder.signature import describe_op
+from fvflops.formulas import Call, load_table
+from fvflops.formulas.language.example import Example
+from fvflops.formulas.registry import FORMULAS
+from fvflops.formulas.rows import cost_of_call
+from fvflops.trace import TensorSpec
+from fvflops.trace.signature import packet_of
+from tests.support.old_torch import OLDER
+from tests.support.pricing_mode import DEFAULT, Products, meta, price, run
+
+# --- every composite row is the sum of what it decomposes into -------------------------------------------------------
+
+
+def is_composite(op):
+    """Return whether torch can decompose an op; one that this torch lacks cannot be."""
+    known = op.startswith("aten::") and bool(torch._C._jit_get_schemas_for_operator(packet_of(op)))
+    return known and describe_op(overloads_of(op)[0]).composite
+
+
+# Their kernels take sparse tensors only, which tests/formulas/test_sparse.py gives them.
+SPARSE_ONLY = {"aten::smm", "aten::sspaddmm"}
+COMPOSITE = [
+    row
+    for row in DEFAULT.rows.values()
+    if row.kind == "counted" and is_composite(row.name) and row.name not in SPARSE_ONLY
+]
+# row → why its flops differ from those of its parts; multiply-adds and activations never do
+OTHER_FLOPS = {"aten::upsample_nearest2d": "torch takes it apart into indexing, which is free"}
+# Under a dispatch mode torch takes them apart into an op that computes the vectors too.
+VALUES_ONLY = {"aten::linalg_eigvals", "aten::linalg_eigvalsh", "aten::linalg_svdvals"}
+
+
+@pytest.mark.parametrize("row", COMPOSITE, ids=lambda row: row.name)
+def test_a_composite_row_is_the_sum_of_its_parts(row):
+    if OLDER and row.name == "aten::_convolution":
+        pytest.skip(f"torch {torch.__version__} has no meta kernel of {row.name}")
+    example = Example.parse(row.example)
+    overload = next(item for item in overloads_of(row.name) if bind_example(item._schema, example) is not None)
+    products = run(overload, **bind_example(overload._schema, example))
+    whole = DEFAULT.price(sign_example(row.name, row.example))
+    assert products.unknown == []
+    if row.name in VALUES_ONLY:
+        assert products.macs > whole.macs > 0
+        return
+    assert products.macs == whole.macs
+    assert (products.flops != whole.flops) == (row.name in OTHER_FLOPS)
+    assert products.activations == (whole.activations or 0)
+
+
+def test_the_composite_rows_are_there():
+    names = {row.name for row in COMPOSITE}
+    assert {"aten::linear", "aten::matmul", "aten::einsum", "aten::lstm", "aten::scaled_dot_product_attention"} <= names
+
+
+# --- matmul ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_broadcast_matmul_counts_what_runs_and_fvcore_does_not():
+    args = (meta(3, 1, 5, 4), meta(2, 4, 6))
+    assert price("matmul", args=args).macs == 3 * 2 * 5 * 4 * 6 == 720
+    assert price("matmul", load_table("fvcore"), args=args).macs == 360
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "macs"),
+    [
+        ((4,), (4,), 4),
+        ((3, 4), (4,), 12),
+        ((4,), (4, 5), 20),
+        ((2, 3, 4), (4,), 24),
+        ((4,), (2, 4, 5), 40),
+        ((0, 4), (4, 5), 0),
+    ],
+)
+def test_matmul_takes_vectors(left, right, macs):
+    assert price("matmul", args=(meta(*left), meta(*right))).macs == macs
+    assert price("matmul", load_table("fvcore"), args=(meta(*left), meta(*right))).macs >= 0
+
+
+@given(
+    batch=st.lists(st.integers(1, 3), max_size=3),
+    ones=st.tuples(st.lists(st.booleans(), min_size=3, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3)),
+    lengths=st.tuples(st.integers(-2, 3), st.integers(-2, 3)),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
+)
+def test_matmul_is_the_products_it_decomposes_into(batch, ones, lengths, sizes):
+    m, k, n = sizes
+    shapes = []
+    for core, flags, length, vector in zip(((m, k), (k, n)), ones, lengths, ((k,), (k,)), strict=True):
+        kept = [1 if flag else size for size, flag in zip(batch, flags, strict=False)]
+        shapes.append(vector if length == -2 else (*kept[len(kept) - min(max(length, 0), len(kept)) :], *core))
+    args = [meta(*shape) for shape in shapes]
+    assert price("matmul", args=args).macs == run(torch.matmul, *args).macs
+
+
+def test_a_sparse_matrix_counts_its_stored_elements():
+    sparse = torch.eye(4).to_sparse()
+    for name in ("matmul", "mm"):
+        assert price(name, args=(sparse, torch.ones(4, 5))).macs == 4 * 5
+    assert price("mv", args=(sparse, torch.ones(4))).macs == 4
+    assert price("addmm", args=(torch.ones(4, 5), sparse, torch.ones(4, 5))).macs == 4 * 5
+    assert price("matmul", args=(sparse, torch.ones(4))).macs == 4
+    assert price("linear", args=(sparse, torch.ones(6, 4))).macs == 4 * 6
+    batch = torch.stack([torch.eye(5)] * 2).to_sparse()
+    assert price("bmm", args=(batch, torch.ones(2, 5, 6))).macs == 10 * 6
+    assert price("bmm", args=(meta(0, 5, 5), meta(0, 5, 6))).macs == 0
+
+
+# --- convolution -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_convolution_of_ones_sums_to_its_products(transposed, stride, padding, dilation, groups):
+    image, weight = (2, 4, 9), (4, 4 // groups, 3)
+    rest = (None, [stride], [0], [dilation], transposed, [0], groups)
+    # Every product is 1, so their sum is their number. What a plain convolution pads is multiplied too, here with ones;
+    # what a transposed one crops was computed, so that its padding changes nothing.
+    ones = torch.ones(image) if transposed else torch.ones(*image[:-1], image[-1] + 2 * padding)
+    products = torch.ops.aten.convolution.default(ones, torch.ones(weight), *rest).sum()
+    args = (meta(*image), meta(*weight), None, [stride], [padding], [dilation], transposed, [0], groups)
+    assert price("convolution", args=args).macs == products
+    assert price("convolution", load_table("fvcore"), args=args).macs == products
+
+
+def test_a_convolution_without_a_batch_is_one_image():
+    for image in ((4, 8, 8), (1, 4, 8, 8)):
+        assert run(torch.conv2d, meta(*image), meta(6, 4, 3, 3)).macs == 6 * 6 * 6 * 4 * 9
+        call = Call(
+            "aten::conv2d",
+            {"input": TensorSpec(image), "weight": TensorSpec((6, 4, 3, 3))},
+            (TensorSpec((*image[:-3], 6, 6, 6)),),
+            "aten::conv2d(Tensor input, Tensor weight) -> Tensor",
+        )
+        assert FORMULAS["convolution"](call).macs == 6 * 6 * 6 * 4 * 9
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d(4, 6, 3, padding="same"), nn.Conv2d(4, 6, 3, padding="valid")])
+def test_padding_by_name_is_seen(module):
+    module = module.to("meta")
+    positions = 64 if module.padding == "same" else 36
+    assert run(module, meta(1, 4, 8, 8)).macs == positions * 6 * 4 * 9
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_convolutions_backward_is_twice_its_forward(groups, layer):
+    module, image = layer(8, 8, 3, padding=1, groups=groups), torch.ones(1, 8, 6, 6, requires_grad=True)
+    with Products(apart=False) as forward:
+        loss = module(image).sum()
+    with Products(apart=False) as backward:
+        loss.backward()
+    assert forward.macs == 8 * (8 // groups) * 9 * 36
+    assert backward.macs == 2 * forward.macs
+    with Products(apart=False) as backward:
+        module(image.detach()).sum().backward()
+    assert backward.macs == 2 * forward.macs  # the forward, and the gradient of the weight alone
+
+
+# --- other products --------------------------------------------------------------------------------------------------
+
+
+def test_bilinear_forward_and_backward():
+    module = nn.Bilinear(4, 5, 3)
+    left, right = torch.ones(7, 4, requires_grad=True), torch.ones(7, 5, requires_grad=True)
+    forward = 7 * 3 * 4 * 5 + 7 * 3 * 5
+    assert run(module, left, right, apart=False).macs == run(module, left, right).macs == forward
+    with Products(apart=False) as products:
+        module(left, right).sum().backward()
+    assert products.unknown == []
+    assert products.macs > 3 * 7 * 3 * 4 * 5
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "macs"),
+    [
+        ((6, 4), (2, 4, 5), 6 * 4 * 5),
+        ((2, 3, 4), (2, 4, 5), 2 * 3 * 4 * 5),
+        ((2, 3, 8), (8, 5), 3 * 8 * 5),
+        ((3, 8), (8, 5), 3 * 8 * 5),
+    ],
+)
+def test_grouped_products_of_all_ranks(left, right, macs):
+    specs = {"self": TensorSpec(left), "mat2": TensorSpec(right)}
+    call = Call("aten::_grouped_mm", specs, (TensorSpec((1,)),))
+    assert cost_of_call(DEFAULT.rows["aten::_grouped_mm"], call).macs == macs
+
+
+def test_lu_and_cholesky_are_their_loops():
+    for m, n in itertools.product(range(5), repeat=2):
+        loops = sum((m - k) * (n - k) for k in range(1, min(m, n) + 1))
+        assert price("linalg_lu_factor_ex", args=(meta(m, n),)).macs == loops
+        if m == n:
+            loops = sum(1 for j in range(n) for i in range(j, n) for _ in range(j))
+            assert price("linalg_cholesky_ex", args=(meta(n, n),)).macs == loops
+            assert price("_linalg_det", args=(meta(n, n),)).macs == sum((n - k) ** 2 for k in range(1, n + 1))
+
+
+def test_least_squares_is_qr_reflectors_and_a_triangular_solve():
+    for batch, k in (((), 1), ((2,), 5)):
+        matrix, sides = torch.ones(*batch, 4, 3) + torch.eye(4, 3), torch.ones(*batch, 4, k)
+        reflectors, tau = torch.geqrf(matrix)
+        parts = [
+            price("geqrf", args=(matrix,)),
+            price("ormqr", args=(reflectors, tau, sides)),
+            price("linalg_solve_triangular", args=(meta(*batch, 3, 3), meta(*batch, 3, k)), upper=True),
+        ]
+        assert price("linalg_lstsq", args=(matrix, sides)).macs == sum(part.macs for part in parts)
+    assert price("linalg_lstsq", args=(torch.eye(4, 3).expand(2, 4, 3), torch.ones(2, 4))).macs == 2 * (27 + 18)
+    assert price("linalg_lstsq", args=(torch.eye(4, 3)[None], torch.ones(2, 4, 5))).macs == 234, "each copy is factored"
+    assert price("linalg_lstsq", args=(torch.eye(3, 4), torch.ones(3, 5))).macs == 27 + 5 * 18, "a wide matrix"
+
+
+def test_few_reflectors_make_an_orthogonal_matrix_cheaply():
+    m, n, k = 300, 200, 20
+    loops = sum(2 * (m - j) * (n - j) for j in range(k))  # each reflector meets the columns right of it
+    assert price("linalg_householder_product", args=(meta(m, n), meta(k))).macs == pytest.approx(loops, rel=0.01)
+    assert price("linalg_householder_product", args=(meta(4, 3), meta(3))).macs == 4 * 9 - 9
+
+
+@pytest.mark.parametrize(("theta", "size"), [((2, 2, 3), [2, 5, 6, 7]), ((2, 3, 4), [2, 5, 4, 6, 7])])
+def test_a_sampling_grid_is_a_product_forward_and_backward(theta, size):
+    matrices = torch.ones(theta, requires_grad=True)
+    positions = math.prod(size[2:])
+    with Products(apart=False) as forward:
+        loss = nn.functional.affine_grid(matrices, size, align_corners=False).sum()
+    with Products(apart=False) as backward:
+        loss.backward()
+    assert forward.macs == backward.macs == 2 * positions * theta[1] * theta[2]
+
+
+def test_a_nuclear_norm_is_looked_into():
+    assert DEFAULT.row("aten::nuclear_norm") is None
+    assert run(torch.ops.aten.nuclear_norm.default, meta(4, 3)).macs > 0
+
+
+def test_fft_is_five_n_log_n():
+    assert run(torch.fft.fft2, torch.empty(3, 8, 4, dtype=torch.complex64)).flops == 5 * 96 * 5
+    assert run(torch.fft.rfft, torch.empty(3, 8)).flops == 5 * 24 * 3 // 2

@@ -1,0 +1,600 @@
+"""Ops of libraries that are not installed: each library's schema, a small module that calls it, and a count by hand.
+
+The hand is a program on plain numbers that does what the kernel does, one multiply-add after the other. It is checked
+itself: what it computes is what torch computes by other means.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis, load_table
+from fvflops.formulas import TableError
+from fvflops.trace import Status
+from tests.support.library_schemas import SCHEMAS, define_library_schemas
+
+define_library_schemas()
+DEFAULT = load_table("default")
+
+
+class Hand:
+    """Plain multiply-adds, counted."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def multiply_add(self, a: float, b: float, c: float) -> float:
+        self.done += 1
+        return a * b + c
+
+    def dot(self, left: list[float], right: list[float]) -> float:
+        total = 0.0
+        for a, b in zip(left, right, strict=True):
+            total = self.multiply_add(a, b, total)
+        return total
+
+
+def attend(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the attention of one sequence, [Q, H, D] on [K, Hk, D] and [K, Hk, Dv]; heads may share their keys."""
+    out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype)
+    shared = query.shape[1] // key.shape[1]
+    for head in range(query.shape[1]):
+        keys, values = key[:, head // shared].tolist(), value[:, head // shared].T.tolist()
+        for index, row in enumerate(query[:, head].tolist()):
+            scores = [math.exp(hand.dot(row, other) / math.sqrt(len(row))) for other in keys]
+            weights = [score / sum(scores) for score in scores]
+            out[index, head] = torch.tensor([hand.dot(weights, column) for column in values], dtype=query.dtype)
+    return out
+
+
+def attend_backward(hand: Hand, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grad: torch.Tensor) -> Any:
+    """Return the gradients of query, key and value of one sequence, the scores computed again."""
+    dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    scale = 1 / math.sqrt(query.shape[2])
+    for head in range(query.shape[1]):
+        q, k, v, g = (x[:, head].tolist() for x in (query, key, value, grad))
+        for i in range(len(q)):
+            scores = [math.exp(hand.dot(q[i], row) * scale) for row in k]
+            weights = [score / sum(scores) for score in scores]
+            slopes = [hand.dot(g[i], row) for row in v]
+            mean = sum(w * s for w, s in zip(weights, slopes, strict=True))
+            for j, weight in enumerate(weights):
+                slope = weight * (slopes[j] - mean) * scale
+                for d in range(len(q[i])):
+                    dq[i, head, d] = hand.multiply_add(slope, k[j][d], float(dq[i, head, d]))
+                    dk[j, head, d] = hand.multiply_add(slope, q[i][d], float(dk[j, head, d]))
+                for d in range(len(v[j])):
+                    dv[j, head, d] = hand.multiply_add(weight, g[i][d], float(dv[j, head, d]))
+    return dq, dk, dv
+
+
+def scan(hand: Hand, u: torch.Tensor, steps: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> Any:
+    """Return the selective scan of u and steps [D, L] by A [D, N], B and C [N, L]."""
+    out = torch.zeros_like(u)
+    for d in range(u.shape[0]):
+        states = [0.0] * A.shape[1]
+        for step in range(u.shape[1]):
+            x, delta = float(u[d, step]), float(steps[d, step])
+            for n in range(len(states)):
+                states[n] = hand.multiply_add(math.exp(delta * A[d, n]), states[n], delta * float(B[n, step]) * x)
+                out[d, step] = hand.multiply_add(float(C[n, step]), states[n], float(out[d, step]))
+    return out
+
+
+def convolve(hand: Hand, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the causal depthwise convolution of x [D, L] by a weight [D, W]."""
+    padded = nn.functional.pad(x, (weight.shape[1] - 1, 0))
+    rows = [
+        [hand.dot(padded[d, step : step + weight.shape[1]].tolist(), weight[d].tolist()) for step in range(x.shape[1])]
+        for d in range(x.shape[0])
+    ]
+    return torch.tensor(rows, dtype=x.dtype)
+
+
+def multiply(hand: Hand, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x [T, I] by a linear layer's weight [O, I]."""
+    rows = [[hand.dot(row, other) for other in weight.tolist()] for row in x.tolist()]
+    return torch.tensor(rows, dtype=x.dtype)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float64)
+
+
+# --- the hand computes what torch does -------------------------------------------------------------------------------
+
+
+def test_the_hand_attends():
+    query, key, value = rand(3, 4, 6), rand(5, 2, 6), rand(5, 2, 7)
+    hand = Hand()
+    own = attend(hand, query, key, value)
+    first = [x.transpose(0, 1) for x in (query, key, value)]
+    other = nn.functional.scaled_dot_product_attention(*first, enable_gqa=True).transpose(0, 1)
+    torch.testing.assert_close(own, other)
+    assert hand.done == 3 * 4 * 5 * (6 + 7)
+
+
+def test_the_hand_goes_back():
+    leaves = [x.requires_grad_() for x in (rand(3, 2, 6), rand(5, 2, 6), rand(5, 2, 6))]
+    out = nn.functional.scaled_dot_product_attention(*[x.transpose(0, 1) for x in leaves]).transpose(0, 1)
+    grad = rand(*out.shape)
+    out.backward(grad)
+    hand = Hand()
+    for own, leaf in zip(attend_backward(hand, *[x.detach() for x in leaves], grad), leaves, strict=True):
+        torch.testing.assert_close(own, leaf.grad)
+    assert hand.done == 3 * 2 * 5 * 5 * 6
+
+
+def test_the_hand_scans():
+    u, steps, A, B, C = rand(3, 4), rand(3, 4), -rand(3, 2), rand(2, 4), rand(2, 4)
+    # The same recurrence, unrolled: what step s puts in decays until it is read at step t.
+    sums = steps.cumsum(1)
+    lag = (sums[:, :, None] - sums[:, None, :])[..., None] * A[:, None, None, :]
+    reach = torch.exp(lag) * torch.ones(4, 4, dtype=u.dtype).tril()[None, :, :, None]
+    other = torch.einsum("dtsn,ds,ns,nt,ds->dt", reach, steps, B, C, u)
+    torch.testing.assert_close(scan(Hand(), u, steps, A, B, C), other)
+
+
+def test_the_hand_convolves():
+    x, weight = rand(3, 5), rand(3, 2)
+    other = nn.functional.conv1d(nn.functional.pad(x, (1, 0)), weight[:, None], groups=3)
+    torch.testing.assert_close(convolve(Hand(), x, weight), other)
+
+
+# --- a module calls the library's op ----------------------------------------------------------------------------------
+
+# Which of an op's arguments its first result is like; of its other results nothing is asked.
+FORWARD = {
+    "flash_attn::_flash_attn_forward": "q",
+    "flash_attn_3::fwd": "q",
+    "xformer::memory_efficient_attention_forward": "q",
+    "xformers::efficient_attention_forward_cutlass": "query",
+    "xformers::efficient_attention_forward_ck": "query",
+    "xformers::efficient_attention_forward_decoder_ck": "query",
+    "xformers_flash::flash_fwd": "query",
+    "xformers_flash3::flash_fwd": "query",
+}
+PACKED = {
+    "flash_attn::_flash_attn_varlen_forward": "q",
+    "flash_attn_3::fwd": "q",
+    "xformers::efficient_attention_forward_cutlass": "query",
+    "xformers_flash::flash_fwd": "query",
+    "xformers_flash3::flash_fwd": "query",
+}
+BACKWARD = {
+    "flash_attn::_flash_attn_backward": "q",
+    "flash_attn_3::bwd": "q",
+    "xformers::efficient_attention_backward_cutlass": "query",
+    "xformers::efficient_attention_backward_ck": "query",
+}
+PACKED_BACKWARD = {
+    "flash_attn::_flash_attn_varlen_backward": "q",
+    "flash_attn_3::bwd": "q",
+    "xformers_flash::flash_bwd": "query",
+    "xformers_flash3::flash_bwd": "query",
+}
+SPLIT = {"xformers::efficient_attention_forward_decoder_splitk_ck": "query"}
+ATTENTION = {**FORWARD, **PACKED, **BACKWARD, **PACKED_BACKWARD, **SPLIT}
+
+
+def overload_of(op: str) -> Any:
+    namespace, _, name = op.partition("::")
+    return getattr(getattr(torch.ops, namespace), name).default
+
+
+class Kernel(nn.Module):
+    """Calls one op with tensors by the names of its arguments; what it must have beside them is filled in."""
+
+    def __init__(self, op: str, names: tuple[str, ...], **numbers: int) -> None:
+        super().__init__()
+        self.op, self.names, self.numbers = overload_of(op), names, numbers
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = {**dict(zip(self.names, tensors, strict=True)), **self.numbers}
+        blank = {"Tensor": tensors[0], "float": 1.0, "bool": False, "int": 0, "str": "group"}
+        for argument in self.op._schema.arguments:
+            if not argument.has_default_value():
+                given.setdefault(argument.name, blank.get(str(argument.type)))
+        return self.op(**given)
+
+
+def run_by_shapes(op: Any, like: str, *args: Any, **kwargs: Any) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+    first = torch.empty_like({**dict(zip(names, args, strict=False)), **kwargs}[like])
+    rest = [first.new_empty(()) if "Tensor" in str(item.type) else 0 for item in op._schema.returns[1:]]
+    return (first, *rest) if rest else first
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels():
+    """Kernels for the meta device, which lets an op's results be known by their shapes."""
+    libraries = {namespace: torch.library.Library(namespace, "IMPL") for namespace in SCHEMAS}
+    for op, like in ATTENTION.items():
+        namespace, _, name = op.partition("::")
+        libraries[namespace].impl(name, partial(run_by_shapes, overload_of(op), like), "Meta")
+    yield
+    libraries.clear()
+
+
+def total_of(module: nn.Module, *tensors: torch.Tensor) -> int:
+    """Return the total of a module whose every op is known to the table."""
+    analysis = FlopCountAnalysis(module, tensors)
+    assert not analysis.unsupported_ops()
+    return analysis.total()
+
+
+def named(like: str) -> tuple[str, ...]:
+    return ("q", "k", "v") if like == "q" else ("query", "key", "value")
+
+
+@pytest.mark.parametrize("op", FORWARD)
+def test_attention(op):
+    """Four heads of queries share two of keys, whose width is not that of the values."""
+    query, key, value = rand(2, 3, 4, 6), rand(2, 5, 2, 6), rand(2, 5, 2, 7)
+    hand = Hand()
+    for batch in range(2):
+        attend(hand, query[batch], key[batch], value[batch])
+    assert total_of(Kernel(op, named(FORWARD[op])), query, key, value) == hand.done
+
+
+def starts_of(known: bool, *starts: list[int]) -> list[torch.Tensor]:
+    """Return where sequences start, as numbers that are known or on the meta device."""
+    return [torch.tensor(numbers, dtype=torch.int32, device="cpu" if known else "meta") for numbers in starts]
+
+
+# Of two sequences of 3 and 2 queries on 4 and 5 keys what each counts as: itself, or the longest of them.
+COUNTED = {True: ((3, 4), (2, 5)), False: ((3, 5), (3, 5))}
+
+
+@pytest.mark.parametrize("known", COUNTED)
+@pytest.mark.parametrize("op", PACKED)
+def test_packed_attention(op, known):
+    hand = Hand()
+    for queries, keys in COUNTED[known]:
+        attend(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    rows = (1,) if "cutlass" in op else ()
+    tensors = (rand(*rows, 5, 2, 6), rand(*rows, 9, 2, 6), rand(*rows, 9, 2, 6))
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
+    names = (*named(PACKED[op]), "cu_seqlens_q", "cu_seqlens_k")
+    assert total_of(Kernel(op, names, max_seqlen_q=3, max_seqlen_k=5), *tensors, *starts) == hand.done
+
+
+@pytest.mark.parametrize("op", BACKWARD)
+def test_the_backward_of_attention(op):
+    query, key, value = rand(2, 3, 4, 6), rand(2, 5, 4, 6), rand(2, 5, 4, 6)
+    hand = Hand()
+    for batch in range(2):
+        attend_backward(hand, query[batch], key[batch], value[batch], rand(3, 4, 6))
+    assert total_of(Kernel(op, named(BACKWARD[op])), query, key, value) == hand.done
+
+
+@pytest.mark.parametrize("known", COUNTED)
+@pytest.mark.parametrize("op", PACKED_BACKWARD)
+def test_the_backward_of_packed_attention(op, known):
+    hand = Hand()
+    for queries, keys in COUNTED[known]:
+        attend_backward(hand, rand(queries, 2, 6), rand(keys, 2, 6), rand(keys, 2, 6), rand(queries, 2, 6))
+    starts = starts_of(known, [0, 3, 5], [0, 4, 9])
+    module = Kernel(op, (*named(PACKED_BACKWARD[op]), "cu_seqlens_q", "cu_seqlens_k"), max_seqlen_q=3, max_seqlen_k=5)
+    assert total_of(module, rand(5, 2, 6), rand(9, 2, 6), rand(9, 2, 6), *starts) == hand.done
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_attention_that_is_not_told_its_longest_run_of_keys(known):
+    """xFormers' CK kernel: in self-attention it is that of the queries."""
+    hand = Hand()
+    for length in (3, 2) if known else (3, 3):
+        attend(hand, rand(length, 2, 6), rand(length, 2, 6), rand(length, 2, 6))
+    (starts,) = starts_of(known, [0, 3, 5])
+    names = ("query", "key", "value", "seqstart_q", "seqstart_k")
+    module = Kernel("xformers::efficient_attention_forward_ck", names, max_seqlen_q=3)
+    assert total_of(module, *[rand(1, 5, 2, 6)] * 3, starts, starts) == hand.done
+
+
+def test_attention_on_keys_in_pages():
+    """Two sequences of three pages each, of five keys a page; the cache has more pages."""
+    hand = Hand()
+    for _ in range(2):
+        attend(hand, rand(3, 4, 6), rand(15, 2, 6), rand(15, 2, 6))
+    pages = torch.zeros(2, 3, dtype=torch.int32)
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table"))
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages) == hand.done
+
+
+def test_attention_on_the_keys_of_a_cache_that_are_in_use():
+    """Of a cache of 15 keys for each of two sequences 4 and 9 are in use, in pages or not."""
+    hand = Hand()
+    for keys in (4, 9):
+        attend(hand, rand(3, 4, 6), rand(keys, 2, 6), rand(keys, 2, 6))
+    used = torch.tensor([4, 9], dtype=torch.int32)
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "seqused_k"))
+    assert total_of(module, rand(2, 3, 4, 6), rand(2, 15, 2, 6), rand(2, 15, 2, 6), used) == hand.done
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "page_table", "seqused_k"))
+    pages = torch.zeros(2, 3, dtype=torch.int32)
+    assert total_of(module, rand(2, 3, 4, 6), rand(9, 5, 2, 6), rand(9, 5, 2, 6), pages, used) == hand.done
+
+
+def test_attention_with_a_second_query_for_the_values():
+    """Multi-head latent attention: the scores are those of two products."""
+    hand = Hand()
+    attend(hand, rand(3, 4, 6), rand(5, 1, 6), rand(5, 1, 7))
+    for _ in range(3 * 4 * 5):
+        hand.dot([1.0] * 7, [1.0] * 7)
+    module = Kernel("flash_attn_3::fwd", ("q", "k", "v", "q_v"))
+    assert total_of(module, rand(1, 3, 4, 6), rand(1, 5, 1, 6), rand(1, 5, 1, 7), rand(1, 3, 4, 7)) == hand.done
+
+
+def test_attention_on_groups_of_heads():
+    """xFormers' decoder: [B, Q, G, H, D]."""
+    hand = Hand()
+    for _ in range(2):
+        attend(hand, rand(1, 6, 4), rand(5, 6, 4), rand(5, 6, 4))
+    module = Kernel("xformers::efficient_attention_forward_decoder_splitk_ck", ("query", "key", "value"))
+    assert total_of(module, rand(2, 1, 2, 3, 4), rand(2, 5, 2, 3, 4), rand(2, 5, 2, 3, 4)) == hand.done
+
+
+def test_an_attention_without_heads():
+    hand = Hand()
+    for _ in range(2):
+        attend(hand, rand(3, 1, 6), rand(5, 1, 6), rand(5, 1, 6))
+    module = Kernel("xformer::memory_efficient_attention_forward", ("q", "k", "v"))
+    assert total_of(module, rand(2, 3, 6), rand(2, 5, 6), rand(2, 5, 6)) == hand.done
+
+
+def test_every_attention_of_a_library_has_a_row_and_a_source():
+    for op in ATTENTION:
+        row = DEFAULT.row(op)
+        assert row is not None and row.source and "attention" in str(row.use), op
+
+
+# --- state spaces: the libraries' functions, whose kernels no mode sees -----------------------------------------------
+
+
+def like_kernel(result: torch.Tensor) -> torch.Tensor:
+    """Return what a kernel behind Python's back leaves to see: a result, and no op that made it."""
+    return torch.empty_like(result)
+
+
+class SelectiveScanFn(torch.autograd.Function):
+    """Of mamba_ssm: u, delta [B, D, L], A [D, N], B, C [B, N, L], then perhaps D, z and the bias of delta."""
+
+    @staticmethod
+    def forward(ctx, u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False):
+        return like_kernel(u)
+
+
+class MambaInnerFn(torch.autograd.Function):
+    """Of mamba_ssm: the middle of a Mamba block."""
+
+    @staticmethod
+    def forward(
+        ctx, xz, conv_weight, conv_bias, x_weight, delta_weight, out_weight, out_bias, A, B=None, C=None, D=None
+    ):
+        return xz.new_empty(xz.shape[0], xz.shape[2], out_weight.shape[0])
+
+
+class MambaChunkScanCombinedFn(torch.autograd.Function):
+    """Of mamba_ssm: x [B, L, H, P], dt [B, L, H], A [H], B and C [B, L, G, N]."""
+
+    @staticmethod
+    def forward(ctx, x, dt, A, B, C, chunk_size, D=None, z=None):
+        return like_kernel(x)
+
+
+class MambaSplitConv1dScanCombinedFn(torch.autograd.Function):
+    """Of mamba_ssm: the middle of a Mamba-2 block."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        zxbcdt,
+        conv_weight,
+        conv_bias,
+        dt_bias,
+        A,
+        D,
+        chunk_size,
+        initial_states=None,
+        seq_idx=None,
+        limit=None,
+        final=False,
+        activation="silu",
+        norm_weight=None,
+        eps=1e-6,
+        out_weight=None,
+        out_bias=None,
+        width=0,
+    ):
+        return zxbcdt.new_empty(*zxbcdt.shape[:2], width if out_weight is None else out_weight.shape[0])
+
+
+class CausalConv1dFn(torch.autograd.Function):
+    """Of causal_conv1d: x [B, D, L], weight [D, W]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias=None, activation=None):
+        out = torch.empty_like(x)
+        torch.ops.DaoAILab._causal_conv1d_fwd_cpp(x, weight, bias, None, None, out, None, activation == "silu")
+        return out
+
+
+class Applied(nn.Module):
+    """Applies a function to its inputs, and to what it was made with."""
+
+    def __init__(self, function: Any, *rest: Any) -> None:
+        super().__init__()
+        self.function, self.rest = function, rest
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.function(*tensors, *self.rest)
+
+
+@pytest.mark.parametrize("rest", [(), (rand(3),), (rand(3), rand(2, 3, 4), rand(3), True)])
+def test_a_selective_scan(rest):
+    """The skip connection, the gate and the bias of the steps are elementwise."""
+    u, steps, A, B, C = rand(2, 3, 4), rand(2, 3, 4), rand(3, 5), rand(2, 5, 4), rand(2, 5, 4)
+    hand = Hand()
+    for batch in range(2):
+        scan(hand, u[batch], steps[batch], A, B[batch], C[batch])
+    assert total_of(Applied(SelectiveScanFn.apply, *rest), u, steps, A, B, C) == hand.done
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_the_middle_of_a_mamba_block(biases):
+    D, L, N, R, W, E = 4, 3, 5, 2, 3, 6
+    xz, weight, A = rand(2, 2 * D, L), rand(D, 1, W), rand(D, N)
+    into_parts, into_steps, outward = rand(R + 2 * N, D), rand(D, R), rand(E, D)
+    hand = Hand()
+    for batch in range(2):
+        x = convolve(hand, xz[batch, :D], weight[:, 0])
+        steps, B, C = multiply(hand, x.T, into_parts).split([R, N, N], 1)
+        y = scan(hand, x, multiply(hand, steps, into_steps).T, A, B.T, C.T)
+        multiply(hand, y.T, outward)
+    conv_bias, out_bias = (rand(D), rand(E)) if biases else (None, None)
+    module = Applied(MambaInnerFn.apply, weight, conv_bias, into_parts, into_steps, outward, out_bias, A, None, None)
+    assert total_of(module, xz) == hand.done
+
+
+def scan_heads(hand: Hand, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> Any:
+    """Return Mamba-2's scan of one sequence as Mamba's: a head's channels have its steps, its decay and its group."""
+    L, H, P = x.shape
+    shared = H // B.shape[1]
+    heads = [
+        scan(
+            hand, x[:, h].T, dt[:, h].expand(P, L), A[h].expand(P, B.shape[2]), B[:, h // shared].T, C[:, h // shared].T
+        )
+        for h in range(H)
+    ]
+    return torch.stack([head.T for head in heads], 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_scan_in_chunks(groups):
+    x, dt, A, B, C = rand(2, 5, 4, 3), rand(2, 5, 4), rand(4), rand(2, 5, groups, 6), rand(2, 5, groups, 6)
+    hand = Hand()
+    for batch in range(2):
+        scan_heads(hand, x[batch], dt[batch], A, B[batch], C[batch])
+    assert total_of(Applied(MambaChunkScanCombinedFn.apply, 2), x, dt, A, B, C) == hand.done
+
+
+@pytest.mark.parametrize("beside", [0, 3])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("projects", [True, False])
+def test_the_middle_of_a_mamba_2_block(beside, bias, groups, projects):
+    """With two groups an initial state tells how many states there are."""
+    H, P, N, W, L, E = 2, 3, 4, 3, 5, 7
+    D, channels = H * P, H * P + 2 * groups * N
+    zxbcdt, weight = rand(2, L, 2 * beside + 2 * D + 2 * groups * N + H), rand(channels, W)
+    outward = rand(E, beside + D) if projects else None
+    hand = Hand()
+    for batch in range(2):
+        _, _, convolved, dt = zxbcdt[batch].split([2 * beside, D, channels, H], 1)
+        x, B, C = convolve(hand, convolved.T, weight).T.split([D, groups * N, groups * N], 1)
+        y = scan_heads(hand, x.view(L, H, P), dt, rand(H), B.view(L, groups, N), C.view(L, groups, N))
+        if outward is not None:
+            multiply(hand, torch.cat([rand(L, beside), y.reshape(L, D)], 1), outward)
+    states = rand(2, H, P, N) if groups > 1 else None
+    numbers = torch.zeros(2, L, dtype=torch.int32)
+    given = (
+        weight,
+        rand(channels) if bias else None,
+        rand(H),
+        rand(H),
+        rand(H),
+        2,
+        states,
+        numbers,
+        None,
+        False,
+        "silu",
+    )
+    rest = (rand(D), 1e-6, outward, rand(E) if projects else None, beside + D)
+    module = Applied(MambaSplitConv1dScanCombinedFn.apply, *given, *rest)
+    assert total_of(module, zxbcdt) == hand.done
+
+
+def test_a_causal_convolution():
+    """By its function, and by the op inside it."""
+    x, weight = rand(2, 3, 5), rand(3, 4)
+    hand = Hand()
+    for batch in range(2):
+        convolve(hand, x[batch], weight)
+    library = torch.library.Library("DaoAILab", "IMPL")
+    library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "Meta")
+    library.impl("_causal_conv1d_fwd_cpp", lambda *args: None, "CPU")
+    assert total_of(Applied(CausalConv1dFn.apply, None, "silu"), x, weight) == hand.done
+    op = torch.ops.DaoAILab._causal_conv1d_fwd_cpp.default
+    within = Applied(lambda *args: op(*args), None, None, None, torch.empty_like(x), None, True)
+    assert total_of(within, x, weight) == hand.done
+
+
+# --- another class, or another library, of the same name -------------------------------------------------------------
+
+
+class Scale(torch.autograd.Function):
+    """A user's function with a product inside, whose tensors are those of no library."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+FUNCTIONS = (
+    *("SelectiveScanFn", "MambaInnerFn", "MambaChunkScanCombinedFn", "MambaSplitConv1dScanCombinedFn"),
+    "CausalConv1dFn",
+)
+
+
+def test_each_shipped_row_of_a_function_is_tried_with_another_class():
+    names = {name.removeprefix("prim::PythonOp.") for name in load_table("default").rows if "PythonOp" in name}
+    assert names == {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+@pytest.mark.parametrize("sizes", [((4, 5), (5, 6)), ((2, 4, 5), (5, 6)), ((2, 8, 6, 5), (5, 6)), ((5,), (5, 6))])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_another_class_of_a_librarys_name_is_looked_into(name, sizes, table):
+    """The shipped row does not fit, so that the ops inside count: the product, and nothing is unknown."""
+    function = type(name, (Scale,), {})
+    x, weight = (rand(*size) for size in sizes)
+    for execution in ("shapes", "real"):
+        analysis = FlopCountAnalysis(Applied(function.apply), (x, weight), table=table, execution=execution)
+        multiply_add = load_table(table).multiply_add
+        assert analysis.total() == multiply_add * x.numel() * 6
+        assert not analysis.counts().ledger()[Status.UNKNOWN]
+
+
+def test_a_users_row_that_does_not_fit_is_an_error(tmp_path):
+    """The same expression in a table of the user's names the mistake."""
+    path = tmp_path / "mine.yaml"
+    path.write_text('extends: default\nops:\n  prim::PythonOp.SelectiveScanFn: {macs: "size(input_2, -1)"}\n')
+    function = type("SelectiveScanFn", (Scale,), {})
+    analysis = FlopCountAnalysis(Applied(function.apply), (rand(4, 5), rand(5, 6)), table=str(path))
+    with pytest.raises(TableError, match=r"mine\.yaml:3: prim::PythonOp.SelectiveScanFn: unknown name input_2"):
+        analysis.total()
+
+
+def test_an_op_of_another_library_of_that_name_is_unknown(tmp_path):
+    """A shipped row that does not fit leaves the op unknown, and the rest counted; a user's row is an error."""
+    library = torch.library.Library("xformer", "FRAGMENT")
+    library.define("memory_efficient_attention_forward.mine(Tensor data) -> Tensor")
+    for key in ("CPU", "Meta"):
+        library.impl("memory_efficient_attention_forward.mine", lambda data: data.clone(), key)
+    model = nn.Sequential(nn.Linear(5, 6), Applied(torch.ops.xformer.memory_efficient_attention_forward.mine))
+    analysis = FlopCountAnalysis(model, rand(4, 5))
+    assert analysis.total() == 4 * 5 * 6
+    assert analysis.unsupported_ops() == {"xformer::memory_efficient_attention_forward": 1}
+    path = tmp_path / "mine.yaml"
+    row = "xformer::memory_efficient_attention_forward: {use: attention_bshd}"
+    path.write_text(f"extends: default\nops:\n  {row}\n")
+    with pytest.raises(TableError, match=r"mine\.yaml:3"):
+        FlopCountAnalysis(model, rand(4, 5), table=str(path)).total()

@@ -1,0 +1,664 @@
+"""The integrations: real runs of transformers.Trainer, Lightning, Accelerate and a plain loop give one count a step."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import fvflops
+from fvflops import FlopCountAnalysis, Trace
+from fvflops.trace import TraceError
+from tests.support.checkout import ROOT
+from tests.support.installed_patches import NOTHING, installed
+
+# The libraries are imported where they are used: each takes seconds, in every process that collects tests.
+BATCH, WIDTH, INNER, CLASSES, LENGTH, VOCABULARY = 2, 4, 8, 3, 6, 20
+STEPS = 4
+SECOND_AND_THIRD = fvflops.schedule(wait=1, active=2, repeat=1)
+
+
+class Tiny(nn.Module):
+    """Two layers and a norm, which note whether anything is installed when they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, INNER)
+        self.norm = nn.LayerNorm(INNER)
+        self.down = nn.Linear(INNER, CLASSES)
+        self.watched: list[bool] = []
+        self.fails_at = -1
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if len(self.watched) == self.fails_at:
+            raise ArithmeticError("in the model")
+        self.watched.append(installed() != NOTHING)
+        logits = self.down(torch.relu(self.norm(self.up(x))))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def make_llama() -> nn.Module:
+    """Return a Llama of 2 layers that makes activations anew in its backward pass."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config)
+    model.gradient_checkpointing_enable()
+    # Otherwise the Trainer has it divide the loss by the number of labels in all micro-batches, not by those in each.
+    model.accepts_loss_kwargs = False
+    return model.train()
+
+
+class Numbers(Dataset):
+    """What a model is trained on, as many items as a training wants."""
+
+    def __init__(self, name: str, items: int) -> None:
+        self.name = name
+        self.items = items
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.name == "tiny":
+            return {"x": torch.full((WIDTH,), index / 10), "labels": torch.tensor(index % CLASSES)}
+        ids = (torch.arange(LENGTH) + index) % VOCABULARY
+        return {"input_ids": ids, "labels": ids}
+
+
+MODELS = {"tiny": Tiny, "llama": make_llama}
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that the Trainer is told to make by `adamw_torch`."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+
+
+def make_loader(name: str, batches: int) -> DataLoader:
+    return DataLoader(Numbers(name, BATCH * batches), batch_size=BATCH)
+
+
+# --- the loops --------------------------------------------------------------------------------------------------------
+# Each trains for STEPS steps of `micro` micro-batches, and returns its recording; `options` are those of the callback.
+
+
+def run_plain(name, model, micro, **options):
+    optimizer = make_optimizer(model)
+    with fvflops.record(model, table="exact", **options) as run:
+        for number, batch in enumerate(make_loader(name, STEPS * micro), 1):
+            model(**batch)["loss"].backward()
+            if number % micro == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+    return run
+
+
+def make_trainer(name, model, micro, *callbacks, **arguments):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir="/nonexistent",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        gradient_accumulation_steps=micro,
+        max_steps=STEPS,
+        logging_steps=1,
+        # The plain loop's optimizer, in place of the fused one, and no clipping to a norm.
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=0.0,
+        **arguments,
+    )
+    data = Numbers(name, BATCH * micro * STEPS)
+    return Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks))
+
+
+def run_transformers(name, model, micro, **options):
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table="exact", **options)
+    make_trainer(name, model, micro, callback).train()
+    return callback.recording
+
+
+def make_lightning(package, name, model, *callbacks, **arguments):
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch, index):
+            self.net(**batch)
+
+        def configure_optimizers(self):
+            return make_optimizer(self)
+
+        def train_dataloader(self):
+            return make_loader(name, 2 * STEPS)
+
+        def val_dataloader(self):
+            return make_loader(name, 1)
+
+    arguments = {"limit_val_batches": 0, "max_steps": STEPS, **arguments}
+    trainer = package.Trainer(
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **arguments,
+    )
+    return trainer, Module()
+
+
+def run_lightning(name, model, micro, package="lightning.pytorch", **options):
+    package = pytest.importorskip(package, reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import FlopsCallback
+
+    callback = FlopsCallback(table="exact", **options)
+    trainer, module = make_lightning(package, name, model, callback, accumulate_grad_batches=micro)
+    trainer.fit(module)
+    return callback.recording
+
+
+def run_pytorch_lightning(name, model, micro, **options):
+    return run_lightning(name, model, micro, "pytorch_lightning", **options)
+
+
+def run_accelerate(name, model, micro, **options):
+    from accelerate import Accelerator
+
+    from fvflops.integrations.accelerate import FlopsRecording
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=micro)
+    model, optimizer, loader = accelerator.prepare(model, make_optimizer(model), make_loader(name, STEPS * micro))
+    with FlopsRecording(accelerator, model, table="exact", **options) as run:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step()
+    return run
+
+
+LOOPS = {
+    "transformers": run_transformers,
+    "lightning": run_lightning,
+    "pytorch_lightning": run_pytorch_lightning,
+    "accelerate": run_accelerate,
+}
+
+
+# --- the same count ---------------------------------------------------------------------------------------------------
+
+
+def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
+    """Return what a step comes to: (module, phase) → flops, the optimizer's by op, and the loop's own by phase and op.
+
+    `prefix` is the name of the model within the loop's own module.
+    """
+    modules: Counter = Counter()
+    optimizer: Counter = Counter()
+    own: Counter = Counter()
+    for entry in FlopCountAnalysis.from_trace(step, table="exact").counts().entries:
+        assert entry.status.value in ("counted", "free")
+        if entry.phase == "optimizer":
+            optimizer[entry.op] += entry.value
+        elif entry.scope:
+            modules[entry.scope[-1].removeprefix(prefix).removeprefix("."), entry.phase] += entry.value
+        else:
+            own[entry.phase, entry.op] += entry.value
+    return +modules, +optimizer, +own
+
+
+def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
+    """Return what a loop itself computes in a step of some micro-batches, by phase and op, in exact's flops."""
+    # Lightning and Accelerate divide each loss by the number of micro-batches, also by 1, and back again.
+    own = Counter({("forward", "aten::div"): micro, ("backward", "aten::div"): micro})
+    if loop == "transformers":
+        # The Trainer does so before Accelerate does, and adds up the losses for its log. It takes the norm of each
+        # parameter's gradient, whose n squares take 2 n and a root 1, and that of these norms, also where it does not
+        # clip; and then multiplies all gradients by a number that is 1, made in four operations.
+        parameters = list(model.parameters())
+        elements = sum(parameter.numel() for parameter in parameters)
+        own += own
+        own += Counter(
+            {
+                ("forward", "aten::add_"): micro,
+                ("forward", "aten::_foreach_norm"): 2 * elements + len(parameters),
+                ("forward", "aten::linalg_vector_norm"): 2 * len(parameters) + 1,
+                ("forward", "aten::add"): 1,
+                ("forward", "aten::reciprocal"): 1,
+                ("forward", "aten::mul"): 1,
+                ("forward", "aten::clamp"): 1,
+                ("forward", "aten::_foreach_mul_"): elements,
+            }
+        )
+    return own
+
+
+@cache
+def plain_steps(name: str, micro: int) -> fvflops.record:
+    return run_plain(name, MODELS[name](), micro, schedule=SECOND_AND_THIRD)
+
+
+CASES = [("tiny", 1), ("tiny", 2), ("llama", 2)]  # the Llama makes activations anew
+
+
+@pytest.mark.parametrize(
+    ("loop", "name", "micro"),
+    [(loop, *case) for loop in LOOPS for case in CASES if loop != "pytorch_lightning" or case == ("tiny", 2)],
+)
+def test_a_loop_counts_what_the_plain_loop_does(loop, name, micro):
+    plain = plain_steps(name, micro)
+    model = MODELS[name]()
+    run = LOOPS[loop](name, model, micro, schedule=SECOND_AND_THIRD)
+    assert len(run.steps) == len(plain.steps) == 2
+    own = own_work(loop, model, micro)
+    for step, plain_step in zip(run.steps, plain.steps, strict=True):
+        modules, optimizer, found = costs_of(step, "net" if "lightning" in loop else "")
+        plain_modules, plain_optimizer, plain_found = costs_of(plain_step)
+        assert modules == plain_modules
+        assert optimizer == plain_optimizer
+        assert found == own
+        assert not plain_found
+    assert run.per_step().mean == plain.per_step().mean + own.total()
+    assert not run.per_step().total.differs
+    phases = {phase for _, phase in plain_modules}
+    assert phases == ({"forward", "recompute", "backward"} if name == "llama" else {"forward", "backward"})
+    assert installed() == NOTHING
+    if name == "tiny":  # which looks at each micro-batch: only the active steps are watched
+        assert model.watched == [False] * micro + [True] * 2 * micro + [False] * micro
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_the_plain_loop_counts_what_a_hand_does(micro):
+    run = run_plain("tiny", Tiny(), micro, schedule=SECOND_AND_THIRD)
+    up, down = BATCH * WIDTH * INNER, BATCH * INNER * CLASSES
+    # The first layer's input needs no gradient.
+    macs = {"forward": up + down, "backward": up + 2 * down, "optimizer": 0}
+    assert {phase: run.macs(phase=phase) for phase in macs} == {
+        phase: 2 * micro * count for phase, count in macs.items()
+    }
+    # AdamW without decay takes 13 for each parameter (3 for each of two averages with their products, a root, a
+    # quotient, a sum and 3 for the step) and a few for each tensor. What matters is that micro-batches add nothing.
+    assert run.per_step().phases["optimizer"] == run_plain("tiny", Tiny(), 1).per_step().phases["optimizer"]
+
+
+# --- which steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_a_callback_watches_the_first_three_steps_by_default(loop):
+    model = Tiny()
+    run = LOOPS[loop]("tiny", model, 1)
+    assert model.watched == [True, True, True, False]
+    assert run.per_step().steps == 3
+    model = Tiny()
+    assert LOOPS[loop]("tiny", model, 1, schedule=None).per_step().steps == STEPS
+    assert all(model.watched)
+
+
+def test_an_evaluation_of_the_trainer_is_in_no_step():
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
+    model = Tiny()
+    make_trainer("tiny", model, 2, callback, eval_strategy="steps", eval_steps=1).train()
+    assert model.watched == ([True] * 2 + [False] * 2 * STEPS) * STEPS
+    assert callback.recording.per_step() == run_transformers("tiny", Tiny(), 2, schedule=None).per_step()
+
+
+def test_a_validation_of_lightning_is_in_no_step():
+    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import FlopsCallback
+
+    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
+    model = Tiny()
+    # After each batch, also between two micro-batches of a step.
+    trainer, module = make_lightning(
+        lightning, "tiny", model, callback, accumulate_grad_batches=2, limit_val_batches=1, val_check_interval=1
+    )
+    trainer.fit(module)
+    assert len(model.watched) == 2 + 2 * 2 * STEPS - 1  # and one before the training begins
+    assert callback.recording.per_step() == run_lightning("tiny", Tiny(), 2, schedule=None).per_step()
+
+
+def test_an_epoch_of_lightning_can_end_within_a_step():
+    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import FlopsCallback
+
+    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
+    # Of 3 batches the third is an epoch's last, with which Lightning takes a step of one micro-batch.
+    trainer, module = make_lightning(
+        lightning, "tiny", Tiny(), callback, accumulate_grad_batches=2, limit_train_batches=3
+    )
+    trainer.fit(module)
+    forward = BATCH * (WIDTH * INNER + INNER * CLASSES)
+    steps = [
+        FlopCountAnalysis.from_trace(step, table="exact").macs(phase="forward") for step in callback.recording.steps
+    ]
+    assert steps == [2 * forward, forward, 2 * forward, forward]
+
+
+def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_one():
+    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import FlopsCallback
+
+    class Two(lightning.LightningModule):
+        automatic_optimization = False
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Tiny(), Tiny()
+
+        def training_step(self, batch, index):
+            for net, optimizer in zip((self.first, self.second), self.optimizers(), strict=True):
+                self.manual_backward(net(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def configure_optimizers(self):
+            return [make_optimizer(self.first), make_optimizer(self.second)]
+
+        train_dataloader = staticmethod(lambda: make_loader("tiny", 3))
+
+    callback = FlopsCallback(table="exact")
+    trainer, _ = make_lightning(lightning, "tiny", Tiny(), callback, max_steps=-1, max_epochs=1)
+    trainer.fit(Two())
+    single = run_plain("tiny", Tiny(), 1).per_step()
+    assert callback.recording.per_step().steps == 3
+    assert callback.recording.per_step().mean == 2 * single.mean
+
+
+# --- an exception ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_exception_in_a_training_leaves_nothing_installed(loop):
+    model = Tiny()
+    model.fails_at = 5  # in the second micro-batch of the third step
+    ready = []
+    with pytest.raises(ArithmeticError, match="in the model"):
+        LOOPS[loop]("tiny", model, 2, schedule=fvflops.schedule(active=1), on_trace_ready=ready.append)
+    assert model.watched == [True] * 5
+    assert installed() == NOTHING
+    assert len(ready) == 2
+    (run,) = set(ready)
+    assert run.per_step().steps == 2
+    assert not run.trace().complete
+    # The third step's first micro-batch is counted with the rest.
+    assert run.macs(phase="forward") == 5 * BATCH * (WIDTH * INNER + INNER * CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        ("on_step_begin", ArithmeticError),
+        ("on_pre_optimizer_step", KeyboardInterrupt),
+        ("on_optimizer_step", ArithmeticError),
+        ("on_step_end", ArithmeticError),
+    ],
+)
+def test_an_exception_of_another_callback_of_the_trainer_leaves_nothing(event, error):
+    from transformers import TrainerCallback
+
+    from fvflops.integrations.transformers import FlopsCallback
+
+    def fail(self, args, state, control, **others):
+        if state.global_step >= 2:
+            raise error("in a callback")
+
+    callback = FlopsCallback(table="exact")
+    model = Tiny()
+    trainer = make_trainer("tiny", model, 1, callback, type("Fails", (TrainerCallback,), {event: fail})())
+    with pytest.raises(error, match="in a callback"):
+        trainer.train()
+    assert any(model.watched)
+    assert installed() == NOTHING
+    assert not {"_run_epoch", "training_step"} & set(vars(trainer))
+
+
+def test_a_training_after_one_that_failed_is_recorded_anew():
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table="exact")
+    with pytest.raises(TraceError, match="no training has begun with this callback"):
+        _ = callback.recording
+    model = Tiny()
+    model.fails_at = 1
+    trainer = make_trainer("tiny", model, 1, callback)
+    with pytest.raises(ArithmeticError):
+        trainer.train()
+    failed = callback.recording
+    model.fails_at = -1
+    trainer.train()
+    assert callback.recording is not failed
+    assert (failed.per_step().steps, callback.recording.per_step().steps) == (1, 3)
+    assert installed() == NOTHING
+    assert not {"_run_epoch", "training_step"} & set(vars(trainer))
+
+
+# --- what is logged and written ---------------------------------------------------------------------------------------
+
+
+def test_the_trainer_logs_what_a_step_comes_to():
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
+    trainer = make_trainer("tiny", Tiny(), 1, callback, eval_strategy="steps", eval_steps=STEPS)
+    trainer.train()
+    flops = callback.recording.per_step().mean
+    logged = [(entry["step"], entry.get("flops_per_step")) for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [(1, None), (2, flops), (3, flops), (4, flops)]
+    assert [entry["flops_per_step"] for entry in trainer.state.log_history if "train_loss" in entry] == [flops]
+    assert not [entry for entry in trainer.state.log_history if "eval_loss" in entry and "flops_per_step" in entry]
+
+
+def test_callbacks_that_report_the_logs_get_it_too_and_each_is_called_once_an_event():
+    from transformers import TrainerCallback
+
+    from fvflops.integrations.transformers import FlopsCallback
+
+    class Reports(TrainerCallback):
+        def __init__(self):
+            self.begun = 0
+            self.logged = []
+
+        def on_train_begin(self, args, state, control, **others):
+            self.begun += 1
+
+        def on_log(self, args, state, control, logs=None, **others):
+            self.logged.append("flops_per_step" in logs)
+
+    before, after = Reports(), type("Others", (Reports,), {})()
+    trainer = make_trainer("tiny", Tiny(), 1, before, FlopsCallback(), after)
+    trainer.train()
+    for callback in (before, after):
+        assert (callback.begun, callback.logged) == (1, [True] * (STEPS + 1))
+
+
+def test_lightning_logs_what_a_step_comes_to():
+    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import FlopsCallback
+
+    seen = []
+
+    class Looks(lightning.Callback):
+        def on_train_batch_start(self, trainer, *others):
+            seen.append(trainer.callback_metrics.get("flops_per_step"))
+
+    callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
+    trainer, module = make_lightning(lightning, "tiny", Tiny(), callback, Looks())
+    trainer.fit(module)
+    flops = callback.recording.per_step().mean
+    assert seen == [None, None, flops, flops]
+
+
+def test_what_the_table_does_not_know_is_warned_of_once(caplog):
+    class Scans(Tiny):
+        def forward(self, x, labels):
+            torch.ops.fvflops_integrations.scan(x)
+            return super().forward(x, labels)
+
+    with torch.library._scoped_library("fvflops_integrations", "FRAGMENT") as library:
+        library.define("scan(Tensor x) -> Tensor")
+        library.impl("scan", lambda x: x + 1, "CPU")
+        with caplog.at_level("WARNING", "fvflops"):
+            run_transformers("tiny", Scans(), 1)
+    lines = [message for message in caplog.messages if "flops_per_step" in message]
+    assert lines == ["flops_per_step lacks what the table does not know: fvflops_integrations::scan (1 call)"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_path_gets_the_trace_of_each_cycle(loop, tmp_path):
+    folder = tmp_path / "runs" / "flops"
+    file = folder / "rank0.json"
+    sizes = []
+
+    def ready(run):
+        trace = Trace.from_json(file.read_text())
+        sizes.append((len(run.steps), FlopCountAnalysis.from_trace(trace, table="exact").total() == run.total()))
+
+    run = LOOPS[loop]("tiny", Tiny(), 1, schedule=fvflops.schedule(active=3), path=folder, on_trace_ready=ready)
+    # The second cycle is in its midst when the training ends.
+    assert sizes == [(3, True), (4, True)]
+    trace = Trace.from_json(file.read_text())
+    assert FlopCountAnalysis.from_trace(trace, table="exact").by_phase() == run.by_phase()
+    assert [path.name for path in folder.iterdir()] == ["rank0.json"]
+
+
+RANK = """
+import sys, torch
+from torch import nn
+from accelerate import Accelerator
+from fvflops.integrations.accelerate import FlopsRecording
+
+accelerator = Accelerator(cpu=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters()), loader)
+assert isinstance(model, nn.parallel.DistributedDataParallel)
+with FlopsRecording(accelerator, model, path=sys.argv[1]) as run:
+    for batch in loader:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step()
+"""
+
+
+def test_each_rank_writes_a_file_of_its_own(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(tmp_path)],
+                cwd=ROOT,
+                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in (0, 1)
+        ]
+        for rank in ranks:
+            stack.callback(rank.kill)
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=300)
+            assert rank.returncode == 0, output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json", "rank1.json"]
+    for path in tmp_path.iterdir():
+        flops = FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()))
+        # Of 4 batches of 2 each rank has 2; the wrapper for data parallelism is looked through.
+        assert {name: flops.macs(name, phase="forward") for name in ("0", "1")} == {"0": 2 * 64, "1": 2 * 48}
+
+
+# --- what is missing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("integration", "libraries", "message"),
+    [
+        ("transformers", ["transformers"], "transformers is not installed.*: pip install transformers accelerate$"),
+        (
+            "lightning",
+            ["lightning", "lightning.pytorch", "pytorch_lightning"],
+            r"lightning.pytorch is not installed.*: pip install lightning$",
+        ),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(integration, libraries, message, monkeypatch):
+    for name in libraries:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"fvflops.integrations.{integration}", raising=False)
+    with pytest.raises(ImportError, match=message) as raised:
+        __import__(f"fvflops.integrations.{integration}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_library_that_lacks_something_of_its_own_says_so(tmp_path, monkeypatch):
+    from fvflops.integrations.library import import_library
+
+    (tmp_path / "fvflops_lacking.py").write_text("import fvflops_lacked")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'fvflops_lacked'"):
+        import_library("fvflops_lacking", "fvflops_lacking")
+    with pytest.raises(ImportError, match=r"^fvflops_lacked is not installed"):
+        import_library("fvflops_lacked", "fvflops_lacked")
+
+
+def test_a_model_is_no_wrapper_for_having_a_part_called_module():
+    from accelerate import Accelerator
+
+    from fvflops.integrations.accelerate import FlopsRecording
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.module(x)
+
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Holds())
+    with FlopsRecording(accelerator, model) as run:
+        model(torch.ones(1, 3))
+    assert run.by_module() == {"": 6, "module": 6}
+
+
+def test_the_recording_of_accelerate_wants_an_accelerator():
+    from fvflops.integrations.accelerate import FlopsRecording
+
+    with pytest.raises(TypeError, match=r"takes an accelerate.Accelerator, and then a model, not Linear"):
+        FlopsRecording(nn.Linear(3, 2))

@@ -1,0 +1,193 @@
+"""CUDA: counts without a device beside what was recorded on one, and, where there is one, the device itself."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvflops import (
+    FlopCountAnalysis,
+    ProfileAnalysis,
+    TrainingStepAnalysis,
+    load_table,
+    predict_memory,
+    profile_kernels,
+)
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import record_call
+from fvflops.trace import Trace
+from tests.support.checkout import DATA
+from tests.support.models.whole_models import build_case
+
+RECORDED = json.loads((DATA / "cuda_counts.json").read_text())
+STOPS = load_table("default").stops_at
+HERE = torch.cuda.is_available()
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no CUDA device on this machine")]
+
+
+def add_up(result: Any) -> torch.Tensor:
+    parts = [tensor for tensor in tensors_of(result) if tensor.is_floating_point() and tensor.requires_grad]
+    return torch.stack([part.float().sum() for part in parts]).sum()
+
+
+def case(name: str, train: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    model, args = build_case(name)
+    if train:
+        model.train()
+        args = tuple(torch.cat([item, item]) if len(item) == 1 else item for item in args)
+    return model, args
+
+
+def totals(trace: Trace) -> dict[str, int]:
+    flops = FlopCountAnalysis.from_trace(trace, warn=False)
+    return {"flops": flops.total(), "macs": flops.macs()}
+
+
+def kernels(trace: Trace) -> set[str]:
+    """Return the ops that CUDA has of its own, of all that ran."""
+    words = ("cudnn", "efficient", "flash", "thnn", "native_dropout")
+    return {item.op for item in trace.signatures if any(word in item.op for word in words)}
+
+
+@pytest.mark.skipif(HERE, reason="says what is counted where there is no CUDA device")
+@pytest.mark.parametrize("name", RECORDED)
+def test_without_a_device_the_count_is_what_was_recorded_on_one(name):
+    model, args = case(name.partition(", ")[0], train := name.endswith("training"))
+    loss = add_up if train else None
+    trace = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss, quiet=True)
+    assert totals(trace) == {key: RECORDED[name][key] for key in ("flops", "macs")}
+    assert kernels(trace) == set(RECORDED[name]["kernels"])
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.layers = getattr(nn, kind)(6, 8, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.first(x))[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "dropout": 0.5, "bidirectional": True}, {"bias": False}])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_cudnns_under_autograd(kind, options):
+    model, x = Recurrent(kind, **options), torch.ones(5, 3, 6)
+    before = [dict(module.__dict__) for module in model.modules()]
+    trace = record_call(model, (x,), stops_at=STOPS, execution="shapes", device="cuda", loss=torch.sum)
+    assert kernels(trace) == {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"}
+    assert totals(trace)["macs"] > 0
+    assert [dict(module.__dict__) for module in model.modules()] == before
+    record_call(model, (x,), stops_at=STOPS, loss=torch.sum, execution="real")
+
+
+def test_what_torch_holds_is_put_back():
+    before = torch.batch_norm, torch._VF.lstm, F.scaled_dot_product_attention
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    step = TrainingStepAnalysis(model, torch.ones(2, 3, 8, 8), loss=torch.sum, device="cuda")
+    assert "aten::cudnn_batch_norm" in {item.op for item in step.trace().signatures}
+    assert (torch.batch_norm, torch._VF.lstm, F.scaled_dot_product_attention) == before
+
+
+def test_counters_and_ids_keep_their_numbers_where_the_device_is_absent():
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.BatchNorm1d(12))
+    ids = torch.tensor([[1, 2], [3, 4]])
+    step = TrainingStepAnalysis(model, ids, loss=torch.sum, optimizer=torch.optim.AdamW, device="cuda")
+    ops = {item.op for item in step.trace().signatures}
+    assert {"aten::embedding_dense_backward", "aten::_foreach_addcdiv_.ScalarList"} & ops
+    assert any(op.startswith("aten::_foreach") for op in ops)  # as on CUDA, where all parameters are taken at once
+    assert model[2].num_batches_tracked.item() == 0
+
+
+@pytest.mark.parametrize("call", ["F", "held"])
+@pytest.mark.parametrize(
+    ("dtype", "width", "kernel"),
+    [
+        (torch.bfloat16, 8, "aten::_scaled_dot_product_cudnn_attention"),
+        (torch.bfloat16, 12, "aten::_scaled_dot_product_flash_attention"),
+        (torch.float32, 8, "aten::_scaled_dot_product_efficient_attention"),
+        (torch.float64, 8, ""),
+    ],
+)
+def test_attention_is_the_kernel_that_cuda_chooses(call, dtype, width, kernel, held=F.scaled_dot_product_attention):
+    q = torch.ones(2, 3, 16, width, dtype=dtype, requires_grad=True)
+    model = (lambda q: F.scaled_dot_product_attention(q, q, q)) if call == "F" else (lambda q: held(q, q, q))
+    trace = record_call(model, (q,), stops_at=STOPS, execution="shapes", device="cuda", loss=lambda y: y.sum())
+    assert kernels(trace) == ({kernel, f"{kernel}_backward"} if kernel else set())
+
+
+# ---- on a device
+
+
+class TestOnADevice:
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("train", [False, True])
+    @pytest.mark.parametrize("name", ["zoo:lenet5", "zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "zoo:vit_b_16"])
+    def test_shapes_are_what_runs(self, name, train):
+        model, args = case(name, train)
+        loss = add_up if train else None
+        asked = record_call(model, args, stops_at=STOPS, execution="shapes", device="cuda", loss=loss)
+        model, args = model.cuda(), tuple(item.cuda() for item in args)
+        real = record_call(model, args, stops_at=STOPS, execution="real", loss=loss)
+        shapes = record_call(model, args, stops_at=STOPS, execution="shapes", loss=loss)
+        assert totals(real) == totals(shapes) == totals(asked)
+        assert kernels(real) == kernels(shapes) == kernels(asked)
+
+    @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+    def test_recurrent_layers_leave_no_random_state(self, kind):
+        model, x = Recurrent(kind, num_layers=2, dropout=0.5).cuda(), torch.ones(5, 3, 6, device="cuda")
+        record_call(model, (x,), stops_at=STOPS, execution="shapes", loss=torch.sum)
+        real = record_call(model, (x,), stops_at=STOPS, execution="real", loss=torch.sum)
+        assert kernels(real) == {
+            "aten::_cudnn_rnn",
+            "aten::_cudnn_rnn_backward",
+            "aten::_cudnn_init_dropout_state",
+        } or kernels(real) == {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"}
+
+    def test_an_analysis_leaves_nothing(self):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Flatten(), nn.Linear(288, 4))
+        model, x = model.cuda(), torch.randn(2, 3, 8, 8, device="cuda")
+        model(x).sum().backward()
+        model.zero_grad()
+        state, allocated = torch.cuda.get_rng_state(), torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=torch.optim.AdamW)
+        assert step.total() > 0 and predict_memory(step).peak > 0
+        assert torch.cuda.max_memory_allocated() - allocated < 4096  # nothing is computed
+        FlopCountAnalysis(model, x, execution="real").total()
+        assert torch.cuda.memory_allocated() == allocated
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+
+    def test_memory_is_what_the_allocator_hands_out(self):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8))).cuda()
+        x = torch.randn(256, 512, device="cuda")
+        step = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=torch.optim.AdamW)
+        timeline = predict_memory(step, later_step=True)
+        model(x).sum().backward()
+        model.zero_grad()
+        before, optimizer = torch.cuda.memory_allocated(), torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            optimizer.zero_grad()
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+        measured = torch.cuda.max_memory_allocated() - before
+        # What is there before the step has the optimizer's state in it.
+        predicted = timeline.peak - sum(item.nbytes for item in model.parameters()) - x.nbytes
+        assert predicted == pytest.approx(measured, rel=0.05)
+
+    def test_an_ops_time_is_that_of_its_kernels(self):
+        """The launch of a kernel as short as these takes longer than the kernel."""
+        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
+        x = torch.randn(1024, 1024, device="cuda")
+        profile = ProfileAnalysis(model, x, warmup=2, repeat=5)
+        ours = sum(item.total for item in profile.times().operators["forward"].values())
+        theirs = profile_kernels(model, x, warmup=2, repeat=3)
+        kernels = sum(event.duration_ns for event in theirs.match().run.events if event.kind == "device") / 3
+        assert kernels / 2 < ours < 2 * kernels  # other tests may be at work on the device
+        assert {row.key: row.flops for row in theirs.key_averages()}["aten::linear"] == 3 * 8 * 1024**3

@@ -1,0 +1,250 @@
+"""The oracle of attention: forward, backward and the layers that hold one, against programs that count what they do."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.oracle import attention
+from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_product, check_results
+from tests.support.oracle.number import Tally
+from tests.support.random_cases import random_cases
+
+aten = torch.ops.aten
+
+cases = random_cases(15)
+sources = st.builds(Source, st.integers(0, 9999))
+sizes = st.integers(1, 3)
+scales = st.sampled_from([None, None, 0.7, 1.0])
+
+
+def draw_mask(data, source, queries, keys, *, floats=True):
+    """Return no mask, one of floats to add, or one of bools that leaves every query a key."""
+    kind = data.draw(st.sampled_from(["none", "float", "bool"] if floats else ["none", "bool"]))
+    if kind == "none":
+        return None
+    if kind == "float":
+        return source(queries, keys)
+    visible = source(queries, keys) > 0
+    visible[:, 0] = True
+    return visible
+
+
+def as_numbers(tally, mask):
+    if mask is None:
+        return None
+    return mask.tolist() if mask.dtype is torch.bool else tally.numbers(mask)
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, sizes, sizes, scales, st.data())
+def test_attention(source, b, h, shared, q, k, d, scale, data):
+    dv = data.draw(sizes)
+    mask = draw_mask(data, source, q, k)
+    causal = mask is None and data.draw(st.booleans())
+
+    def program(tally, *tensors):
+        return attention.attention(tally, *tensors, as_numbers(tally, mask), causal, scale)
+
+    check_product(
+        program,
+        lambda query, key, value: F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=shared > 1
+        ),
+        source(b, h * shared, q, d),
+        source(b, h, k, d),
+        source(b, h, k, dv),
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, sizes, scales, st.data())
+def test_flash_attention_for_cpu(source, b, h, q, k, d, scale, data):
+    causal = data.draw(st.booleans())
+    check_product(
+        lambda tally, *tensors: attention.attention(tally, *tensors, None, causal, scale),
+        lambda query, key, value: aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scale
+        )[0],
+        source(b, h, q, d),
+        source(b, h, k, d),
+        source(b, h, k, d),
+    )
+
+
+SKIPPING = {
+    name: replace(table, constants={**table.constants, "attention_skips_masked": 1})
+    for name, table in (("default", DEFAULT), ("exact", EXACT))
+}
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, sizes, st.booleans())
+def test_attention_that_skips_what_a_causal_mask_hides(source, b, h, q, k, d, causal):
+    tally = Tally()
+    tensors = (source(b, h, q, d), source(b, h, k, d), source(b, h, k, d))
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    mine = attention.attention(tally, *map(tally.numbers, tensors), None, causal, skip=True)
+    check_results(mine, attend(*tensors), 1e-9)
+    check_counts(tally, attend, *tensors, **SKIPPING)
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, sizes, scales, st.data())
+def test_attention_backward(source, b, h, q, k, d, scale, data):
+    mask = draw_mask(data, source, q, k)
+    # Where a query sees nothing there is no gradient to compare: keys at least as many as queries, or no triangle.
+    causal = mask is None and data.draw(st.booleans())
+    added = (
+        None
+        if mask is None
+        else mask
+        if mask.is_floating_point()
+        else torch.zeros(q, k).double().masked_fill(~mask, -1e300)
+    )
+    query, key, value = source(b, h, q, d), source(b, h, k, d), source(b, h, k, d)
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=added, scale=scale
+    )
+
+    def differentiate(grad, query, key, value, out, logsumexp):
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, logsumexp, 0.0, causal, attn_mask=added, scale=scale
+        )
+
+    check_product(
+        lambda tally, *tensors: attention.attention_backward(
+            tally, *tensors, None if added is None else tally.numbers(added), causal, scale
+        ),
+        differentiate,
+        source(b, h, q, d),
+        query,
+        key,
+        value,
+        out,
+        logsumexp.double(),
+    )
+
+
+@cases
+@given(sources, sizes, st.integers(1, 2), sizes, sizes, st.integers(1, 2), st.booleans(), st.booleans(), st.data())
+def test_multi_head_attention(source, b, heads, q, k, d, biased, need_weights, data):
+    width = heads * d
+    model = torch.nn.MultiheadAttention(width, heads, bias=biased, batch_first=True, dtype=torch.float64).eval()
+    mask = source(q, k) if data.draw(st.booleans()) else None
+    inputs = (source(b, q, width), source(b, k, width), source(b, k, width))
+    options = {"attn_mask": mask, "need_weights": need_weights}
+    weights = (model.in_proj_weight, model.in_proj_bias, model.out_proj.weight, model.out_proj.bias)
+    tally = Tally()
+    mine = attention.multi_head_attention(
+        tally,
+        *map(tally.numbers, inputs),
+        *[None if weight is None else tally.numbers(weight) for weight in weights],
+        heads,
+        mask=as_numbers(tally, mask),
+        scale_query=need_weights,
+        average=need_weights,
+    )
+    check_results(mine, model(*inputs, **options), 1e-9)
+    check_counts(tally, lambda *inputs: model(*inputs, **options), *inputs)
+    check_counts(tally, Bound(model, options), *inputs)
+
+
+class Bound(torch.nn.Module):
+    """A module that calls another with fixed options, so that what ran belongs to modules."""
+
+    def __init__(self, model, options):
+        super().__init__()
+        self.model = model
+        self.options = options
+
+    def forward(self, *inputs):
+        return self.model(*inputs, **self.options)
+
+
+@cases
+@given(sources, sizes, st.integers(1, 2), sizes, st.integers(1, 2), sizes, st.booleans())
+def test_encoder_layer(source, b, heads, tokens, d, hidden, norm_first):
+    model = torch.nn.TransformerEncoderLayer(
+        2 * heads * d, 2 * heads, hidden, batch_first=True, norm_first=norm_first, dtype=torch.float64
+    ).eval()
+    tally = Tally()
+    parameters = {name: tally.numbers(parameter) for name, parameter in model.named_parameters()}
+    inputs = source(b, tokens, 2 * heads * d)
+    mine = attention.encoder_layer(tally, tally.numbers(inputs), parameters, 2 * heads, norm_first, 1e-5)
+    check_results(mine, model(inputs), 1e-9)
+    check_counts(tally, model, inputs)
+
+
+@cases
+@given(sources, sizes, st.integers(1, 2), sizes, sizes, st.booleans())
+def test_fused_multi_head_attention(source, b, heads, tokens, d, need_weights):
+    """The op of the fast path, called by itself, counts what the module's slow path does."""
+    width = heads * d
+    weights = (source(3 * width, width), source(3 * width), source(width, width), source(width))
+
+    def attend(query, *weights):
+        results = aten._native_multi_head_attention(
+            query, query, query, width, heads, *weights, None, need_weights, True
+        )
+        return results if need_weights else (results[0], None)
+
+    check_product(
+        lambda tally, query, *weights: attention.multi_head_attention(
+            tally, query, query, query, *weights, heads, scale_query=need_weights, average=need_weights
+        ),
+        attend,
+        source(b, tokens, width),
+        *weights,
+    )
+
+
+@cases
+@given(sources, sizes, sizes, st.integers(1, 2), sizes, st.booleans())
+def test_fused_encoder_layer(source, b, tokens, d, hidden, norm_first):
+    """The op of the fast path, called by itself, without the dropout and the module around it."""
+    width = 2 * d
+    shapes = {
+        "self_attn.in_proj_weight": (3 * width, width),
+        "self_attn.in_proj_bias": (3 * width,),
+        "self_attn.out_proj.weight": (width, width),
+        "self_attn.out_proj.bias": (width,),
+        "norm1.weight": (width,),
+        "norm1.bias": (width,),
+        "norm2.weight": (width,),
+        "norm2.bias": (width,),
+        "linear1.weight": (hidden, width),
+        "linear1.bias": (hidden,),
+        "linear2.weight": (width, hidden),
+        "linear2.bias": (width,),
+    }
+    inputs, parameters = source(b, tokens, width), [source(*shape) for shape in shapes.values()]
+
+    def encode(source, *parameters):
+        return aten._transformer_encoder_layer_fwd(
+            source, width, 2, *parameters[:4], False, norm_first, 1e-5, *parameters[4:]
+        )
+
+    check_product(
+        lambda tally, source, *parameters: attention.encoder_layer(
+            tally, source, dict(zip(shapes, parameters, strict=True)), 2, norm_first, 1e-5
+        ),
+        encode,
+        inputs,
+        *parameters,
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_saves_nothing(causal):
+    """Half of the pairs are hidden here, and all are computed."""
+    tally = Tally()
+    tensors = [tally.numbers(torch.ones(1, 1, 4, 2)) for _ in range(3)]
+    attention.attention(tally, *tensors, None, causal)
+    assert tally.macs == 4 * 4 * (2 + 2)

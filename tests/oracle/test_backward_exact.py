@@ -1,0 +1,601 @@
+"""The backward pass in full: what autograd runs for a layer, against programs that count the derivatives they make."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fvflops.capture.recorder.signature import describe_call
+from tests.support.oracle import attention, convolution, norms, pointwise, reductions
+from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_results
+from tests.support.oracle.convolution import Window
+from tests.support.oracle.deformable import deform
+from tests.support.oracle.gradient_claim import check_gradients
+from tests.support.oracle.losses import flat
+from tests.support.oracle.number import Tally, values
+from tests.support.oracle.products import linear_backward
+from tests.support.random_cases import random_cases
+
+aten = torch.ops.aten
+
+cases = random_cases(5)
+sources = st.builds(Source, st.integers(0, 9999))
+small = st.integers(1, 2)
+sizes = st.integers(1, 3)
+
+
+def subset(flags, items):
+    return [item for flag, item in zip(flags, items, strict=True) if flag]
+
+
+def check_signature(tally, op, arguments, results):
+    """Assert that `exact` counts a call of an op, which may have no kernel here, as what was done."""
+    price = EXACT.price(describe_call(op, arguments, {}, results))
+    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{op}: {dict(tally.done)}"
+
+
+masks = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@cases
+@given(sources, st.lists(sizes, max_size=2), sizes, sizes, masks)
+def test_linear(source, batch, inputs, outputs, mask):
+    """Of one row or of a batch of any number of axes; the gradient of the bias is a sum."""
+    tensors = source(*batch, inputs), source(outputs, inputs), source(outputs)
+
+    def program(tally, slope):
+        rows, slopes = (
+            tally.numbers(x.reshape(-1, x.shape[-1])) for x in (tensors[0], as_tensor(slope, *batch, outputs))
+        )
+        return subset(mask, linear_backward(tally, rows, slopes, tally.numbers(tensors[1]), mask))
+
+    check_gradients(program, F.linear, *tensors, wanted=mask)
+
+
+def as_tensor(nested, *shape):
+    return torch.tensor(values(nested), dtype=torch.float64).reshape(shape)
+
+
+CONVOLUTIONS = {
+    "plain": (1, False, {}),
+    "groups": (2, False, {"groups": 2}),
+    "depthwise": (1, False, {"groups": 4}),
+    "stride": (2, False, {"stride": 2, "padding": 1}),
+    "dilation": (1, False, {"dilation": 2, "padding": 1}),
+    "volume": (3, False, {"padding": 1, "groups": 2}),
+    "transposed": (1, True, {"stride": 2, "output_padding": 1}),
+    "transposed groups": (2, True, {"groups": 2, "padding": 1}),
+    "transposed volume": (3, True, {"groups": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name):
+    d, transposed, options = CONVOLUTIONS[name]
+    source, groups = Source(1), options.get("groups", 1)
+    more = [(options.get(key, default),) * d for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    window = Window(*more, groups, (options.get("output_padding", 0),) * d)
+    weight = source(4, 4 // groups, *(2,) * d)
+    function = getattr(F, f"conv{'_transpose' * transposed}{d}d")
+    tensors = source(1, 4, *(4, 3, 2)[:d]), weight, source(4)
+    for mask in ((True, True, True), (False, True, True), (True, False, False), (False, False, True)):
+
+        def program(tally, slope, mask=mask):
+            numbers = map(tally.numbers, tensors[:2])
+            return subset(mask, convolution.convolution_backward(tally, slope, *numbers, window, transposed, mask))
+
+        check_gradients(program, lambda x, w, b: function(x, w, b, **options), *tensors, wanted=mask)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@cases
+@given(sources, small, st.booleans())
+def test_deformable_convolution(groups, masked, source, offset_groups, wide):
+    """By its signature, for its kernels may not be there; the gradients are those of grid_sample and one product."""
+    window = Window((1, 2), (1, 0), (2 if wide else 1, 1), groups)
+    channels = 2 * groups * offset_groups
+    image, weight = source(2, channels, 4, 5), source(2 * groups, channels // groups, 2, 2)
+    sizes = (4 if wide else 5, 2)
+    offset = source(2, 2 * offset_groups * 4, *sizes)
+    mask = source(2, offset_groups * 4, *sizes) if masked else source(2, 0)
+    tensors = [image, weight, offset, mask, source(2 * groups)]
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    out = deform(*leaves, window, offset_groups, masked)
+    slope = source(*out.shape)
+    expected = torch.autograd.grad(out, leaves, slope, allow_unused=True)
+    tally = Tally()
+    numbers = [tally.numbers(tensor) for tensor in (slope, image, weight, offset)]
+    mine = convolution.deformable_convolution_backward(
+        tally, *numbers, tally.numbers(mask) if masked else None, window, offset_groups
+    )
+    check_results(mine, [gradient if masked or place != 3 else None for place, gradient in enumerate(expected)], 1e-8)
+    op = torch.ops.torchvision._deform_conv2d_backward.default
+    moves = (*window.stride, *window.padding, *window.dilation)
+    arguments = (slope, *tensors, *moves, groups, offset_groups, masked)
+    assert DEFAULT.price(describe_call(op, arguments, {}, tuple(tensors))).macs == tally.macs
+    check_signature(tally, op, arguments, tuple(tensors))
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def weigh(query, key, scale=None, causal=False, mask=None):
+    """Return the weights of attention and the logsumexp of their scores; query heads share key heads evenly."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    scores = scores if mask is None else scores + mask
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+KINDS = ("plain", "causal", "mask")
+
+
+def draw_attention(source, kind, b, h, shared, q, k, d, dv=None):
+    mask = source(q, k) if kind == "mask" else None
+    query, key, value = source(b, h * shared, q, d), source(b, h, k, d), source(b, h, k, d if dv is None else dv)
+    return mask, kind == "causal", (query, key, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@cases
+@given(sources, small, small, small, sizes, sizes, sizes, st.sampled_from([None, 0.7]))
+def test_fused_attention_of_a_cpu(kind, source, b, h, shared, q, k, d, scale):
+    """The scores again, and D by the sum of dO * O: under autograd, heads shared in the kernel."""
+    mask, causal, tensors = draw_attention(source, kind, b, h, shared, q, k, d)
+    weights, logsumexp = weigh(*tensors[:2], scale, causal, mask)
+    out = weights @ tensors[2].repeat_interleave(shared, 1)
+
+    def program(tally, slope):
+        numbers = [tally.numbers(tensor) for tensor in (*tensors, out, logsumexp)]
+        own = None if mask is None else tally.numbers(mask)
+        return attention.attention_backward(tally, slope, *numbers, own, causal, scale)
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=shared > 1)
+
+    check_gradients(program, attend, *tensors)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@cases
+@given(sources, small, small, sizes, sizes, sizes, sizes, st.sampled_from([None, 0.7]))
+def test_attention_of_single_ops(kind, source, b, h, q, k, d, dv, scale):
+    """Four products, the softmax's slope, and the root of the scale for query and key."""
+    mask, causal, tensors = draw_attention(source, kind, b, h, 1, q, k, d, dv)
+    weights, _ = weigh(*tensors[:2], scale, causal, mask)
+
+    def program(tally, slope):
+        return attention.math_attention_backward(tally, slope, *map(tally.numbers, (*tensors, weights)), scale)
+
+    def attend(query, key, value):
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
+
+    check_gradients(program, attend, *tensors)
+
+
+# Every fused kernel's backward: its op, and its arguments of (slope, query, key, value, out, logsumexp, mask, causal).
+HEADS_FIRST = {
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, p, c),
+        {"attn_mask": m},
+    ),
+    "_scaled_dot_product_flash_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+    "_scaled_dot_product_efficient_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, o, l, l, l, p, [True, True, True, m is not None], c),
+        {},
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, l, l, m, None, None, 6, 6, p, c),
+        {},
+    ),
+    "_cudnn_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, l, l, m, None, None, 6, 6, p, c),
+        {},
+    ),
+    "_scaled_dot_product_fused_attention_overrideable_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, [True, True, True, m is not None], o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+}
+TOKENS_FIRST = {
+    "_flash_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, o, l, None, None, 6, 6, p, c, l, l),
+        {},
+    ),
+    "_efficient_attention_backward": lambda g, q, k, v, o, l, m, c, p: (
+        (g, q, k, v, m, o, None, None, 6, 6, l, p, l, l, 1 if c else 0, m is not None),
+        {},
+    ),
+}
+NO_MASK = {"_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"}
+
+
+# Older releases of torch lack some.
+@pytest.mark.parametrize("name", [name for name in (*HEADS_FIRST, *TOKENS_FIRST) if hasattr(aten, name)])
+@cases
+@given(sources, st.sampled_from(KINDS), small, small, small, sizes, sizes, sizes, sizes, st.booleans())
+def test_fused_attention_of_any_device(name, source, kind, b, h, shared, q, k, d, dv, dropping):
+    """By its signature, against the same program: autograd of the written-out formula says that it is right.
+
+    What a mask that is trained gets are the slopes of the scores before the scale, which are there.
+    """
+    kind = "plain" if kind == "mask" and name in NO_MASK else kind
+    mask, causal, tensors = draw_attention(source, kind, b, h, shared, q, k, d, dv)
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    weights, logsumexp = weigh(*leaves[:2], None, causal, mask)
+    kept = (source(*weights.shape) > -0.5).double() if dropping else None
+    met = weights if kept is None else weights * kept * 2.0
+    out = met @ leaves[2].repeat_interleave(shared, 1)
+    slope = source(*out.shape)
+    expected = torch.autograd.grad(out, leaves, slope)
+    tally = Tally()
+    numbers = [tally.numbers(tensor.detach()) for tensor in (slope, *leaves, out, logsumexp)]
+    own = None if mask is None else tally.numbers(mask)
+    dropped = None if kept is None else (kept.tolist(), 2.0)
+    check_results(attention.attention_backward(tally, *numbers, own, causal, None, dropped), expected, 1e-9)
+
+    given_ = [tensor.detach() for tensor in (slope, *leaves, out)]
+    if name in TOKENS_FIRST:
+        given_ = [tensor.transpose(1, 2) for tensor in given_]
+    arrange = {**HEADS_FIRST, **TOKENS_FIRST}[name]
+    arguments, options = arrange(*given_, logsumexp.detach(), mask, causal, 0.5 if dropping else 0.0)
+    signature = describe_call(getattr(aten, name).default, arguments, options, tuple(given_[1:4]))
+    assert DEFAULT.price(signature).macs == tally.macs
+    price = EXACT.price(signature)
+    assert 2 * price.macs + price.flops == tally.flops(dict(EXACT.constants)), f"{name}: {dict(tally.done)}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flex_attention(causal):
+    """Its op by autograd; a score function is not counted, and here leaves the scores as they are."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    source, q, k = Source(3), 4, 5
+    seen = (lambda b, h, i, j: i >= j) if causal else (lambda b, h, i, j: i >= 0)
+    blocks = flex.create_block_mask(seen, None, None, q, k, device="cpu", BLOCK_SIZE=16).as_tuple()
+    tensors = source(2, 4, q, 3), source(2, 2, k, 3), source(2, 2, k, 3)
+    weights, logsumexp = weigh(*tensors[:2], 0.3, causal)
+    out = weights @ tensors[2].repeat_interleave(2, 1)
+
+    def program(tally, slope):
+        numbers = [tally.numbers(tensor) for tensor in (*tensors, out, logsumexp)]
+        return attention.attention_backward(tally, slope, *numbers, None, causal, 0.3)
+
+    def attend(query, key, value):
+        return torch.ops.higher_order.flex_attention(query, key, value, lambda score, *at: score, blocks, 0.3, {})[0]
+
+    check_gradients(program, attend, *tensors)
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+EPS = 0.1
+
+
+def statistics_of(rows):
+    return rows.mean(1), (rows.var(1, correction=0) + EPS).rsqrt()
+
+
+@pytest.mark.parametrize("mask", [mask for mask in itertools.product((True, False), repeat=3) if any(mask)])
+def test_layer_norm_and_group_norm(mask):
+    """What autograd asks of the ops: only the gradients of what is trained."""
+    source, rows, n = Source(4), 3, 4
+    tensors = source(rows, n), source(n), source(n)
+
+    def layered(tally, slope):
+        mean, inverse = map(tally.numbers, statistics_of(tensors[0]))
+        pairs = list(zip(mean, inverse, strict=True))
+        numbers, weight = tally.numbers(tensors[0]), tally.numbers(tensors[1])
+        return subset(mask, norms.groups_backward(tally, slope, numbers, pairs, [range(n)] * rows, weight, n, mask))
+
+    check_gradients(layered, lambda x, w, b: F.layer_norm(x, (n,), w, b, EPS), *tensors, wanted=mask)
+    x, groups, length = source(2, n, 3), 2, 3
+
+    def grouped(tally, slope):
+        split = x.reshape(2 * groups, -1)
+        pairs = list(zip(*map(tally.numbers, statistics_of(split)), strict=True))
+        places = [
+            [n // groups * (group % groups) + i // length for i in range(split.shape[1])] for group in range(len(split))
+        ]
+        slopes = tally.numbers(as_tensor(slope, *split.shape))
+        weight = tally.numbers(tensors[1])
+        return subset(mask, norms.groups_backward(tally, slopes, tally.numbers(split), pairs, places, weight, n, mask))
+
+    check_gradients(grouped, lambda x, w, b: F.group_norm(x, groups, w, b, EPS), x, *tensors[1:], wanted=mask)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", [mask for mask in itertools.product((True, False), repeat=3) if any(mask)])
+def test_batch_norm(mask, training):
+    source, c = Source(5), 3
+    tensors = source(2, c, 4), source(c), source(c)
+    running = source(c), source(c).square() + 0.5
+    mean, inverse = statistics_of(tensors[0].transpose(0, 1).reshape(c, -1))
+
+    def program(tally, slope):
+        slopes, channels = norms.channels(slope), norms.channels(tally.numbers(tensors[0]))
+        weight = tally.numbers(tensors[1])
+        found = []
+        for k in range(c):
+            if training:
+                own = (tally.numbers(mean)[k], tally.numbers(inverse)[k], weight[k], mask)
+                found.append(norms.batch_norm_backward(tally, slopes[k], channels[k], *own))
+            else:
+                own = (*(tally.numbers(part)[k] for part in running), weight[k], EPS, mask)
+                found.append(norms.batch_norm_eval_backward(tally, slopes[k], channels[k], *own))
+        grids, of_weight, of_bias = zip(*found, strict=True)
+        order = [[grids[k][i * 4 : (i + 1) * 4] for k in range(c)] for i in range(2)] if mask[0] else []
+        return subset(mask, (order, list(of_weight), list(of_bias)))
+
+    def normalise(x, w, b):
+        return F.batch_norm(x, *(part.clone() for part in running), w, b, training, 0.1, EPS)
+
+    check_gradients(program, normalise, *tensors, wanted=mask, products=False)
+
+
+# --- activations, softmax, losses, lookups ----------------------------------------------------------------------------
+
+
+def elementwise(step, kept):
+    """Return the programs of one number after another, that get a gradient and what the forward run kept."""
+    return lambda tally, slope, x: [[*map(step, flat(slope), flat(tally.numbers(kept(x))))]]
+
+
+ELEMENTWISE = {
+    "gelu": (F.gelu, elementwise(pointwise.gelu_backward, lambda x: x)),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), elementwise(pointwise.gelu_tanh_backward, lambda x: x)),
+    "silu": (F.silu, elementwise(pointwise.silu_backward, lambda x: x)),
+    "relu": (F.relu, elementwise(lambda g, x: pointwise.threshold_backward(g, x, 0), lambda x: x)),
+    "leaky_relu": (
+        lambda x: F.leaky_relu(x, 0.1),
+        elementwise(lambda g, x: pointwise.leaky_relu_backward(g, x, 0.1), lambda x: x),
+    ),
+    "elu": (F.elu, elementwise(lambda g, x: pointwise.elu_backward(g, x, 1, 1, 1), lambda x: x)),
+    "sigmoid": (torch.sigmoid, elementwise(pointwise.sigmoid_backward, torch.sigmoid)),
+    "tanh": (torch.tanh, elementwise(pointwise.tanh_backward, torch.tanh)),
+    "softplus": (F.softplus, elementwise(lambda g, x: pointwise.softplus_backward(g, x, 1), lambda x: x)),
+    "mish": (F.mish, elementwise(pointwise.mish_backward, lambda x: x)),
+    "hardswish": (F.hardswish, elementwise(pointwise.hardswish_backward, lambda x: x)),
+    "hardsigmoid": (F.hardsigmoid, elementwise(pointwise.hardsigmoid_backward, lambda x: x)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_activations(name):
+    function, program = ELEMENTWISE[name]
+    x = Source(6)(3, 4)
+    # Of hardsigmoid torch has a sixth in single precision.
+    check_gradients(lambda tally, slope: program(tally, slope, x), function, x, products=False, tolerance=1e-7)
+
+
+def test_softmax_and_log_softmax():
+    x = Source(7)(3, 4)
+    for function, step in (
+        (lambda x: x.softmax(-1), reductions.softmax_backward),
+        (lambda x: x.log_softmax(-1), reductions.log_softmax_backward),
+    ):
+
+        def program(tally, slope, step=step, function=function):
+            return [[step(tally, *pair) for pair in zip(slope, tally.numbers(function(x)), strict=True)]]
+
+        check_gradients(program, function, x, products=False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("image", [False, True])
+def test_cross_entropy(image, reduction, weighted):
+    """Zeros but for the target: a sign, a factor if classes have weights, a division for a mean; then log_softmax."""
+    source, n, classes = Source(8), 3, 4
+    x, weight = source(n, classes), source(classes).square() + 0.1 if weighted else None
+    targets = torch.tensor([1, 3, 0])
+    total = n if weight is None else float(weight[targets].sum())
+
+    def program(tally, slope):
+        slopes = flat(slope) if reduction == "none" else [flat([slope])[0]] * n
+        factors = [None] * classes if weight is None else tally.numbers(weight)
+        rows = []
+        for g, logs, target in zip(slopes, tally.numbers(x.log_softmax(-1)), targets.tolist(), strict=True):
+            row = [tally.zero() for _ in range(classes)]
+            row[target] = -g if factors[target] is None else -g * factors[target]
+            if reduction == "mean":
+                row[target] = row[target] / total
+            rows.append(reductions.log_softmax_backward(tally, row, logs))
+        return [rows]
+
+    def function(x):
+        # An image of n pixels, its classes in the second dimension.
+        given_ = (x.T[None, :, :, None], targets[None, :, None]) if image else (x, targets)
+        return F.cross_entropy(*given_, weight, reduction=reduction)
+
+    check_gradients(program, function, x, products=False)
+
+
+def test_embedding():
+    """An addition for each number that was looked up."""
+    table, index = Source(9)(5, 3), torch.tensor([[1, 2, 4], [4, 1, 0]])
+
+    def program(tally, slope):
+        grid = [[tally.zero()] * 3 for _ in range(5)]
+        for place, row in zip(flat(index.tolist()), itertools.chain(*slope), strict=True):
+            grid[place] = [a + b for a, b in zip(grid[place], row, strict=True)]
+        return [grid]
+
+    check_gradients(program, lambda table, index: F.embedding(index, table), table, index, products=False)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weights"])
+def test_embedding_bag(mode):
+    """Each number of a bag goes to all of its rows, of a maximum to one."""
+    table, factors = Source(10)(6, 3), Source(11)(5)
+    index, ends = torch.tensor([1, 2, 4, 4, 0]), [0, 3, 5]
+    bags = [list(range(*pair)) for pair in itertools.pairwise(ends)]
+    weighted = mode == "weights"
+
+    def program(tally, slope):
+        grid = [[tally.zero()] * 3 for _ in range(6)]
+        numbers, of_factors = tally.numbers(table), []
+        for bag, row in zip(bags, slope, strict=True):
+            for place in bag:
+                target = int(index[place])
+                for column, g in enumerate(row):
+                    if mode == "max":
+                        largest = max(bag, key=lambda i, column=column: float(table[index[i], column]))
+                        if place != largest:
+                            continue
+                    part = g / len(bag) if mode == "mean" else g * tally.numbers(factors)[place] if weighted else g
+                    grid[target][column] = grid[target][column] + part
+                if weighted:
+                    of_factors.append(tally.dot(row, numbers[target]))
+        return [grid, of_factors] if weighted else [grid]
+
+    def function(table, *weights):
+        options = {"mode": "sum" if weighted else mode}
+        if weights:
+            options["per_sample_weights"] = weights[0]
+        return F.embedding_bag(index, table, torch.tensor(ends[:-1]), **options)
+
+    check_gradients(program, function, table, *([factors] if weighted else []), products=False)
+
+
+# --- other devices, and rarer layers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batch_norm_of_other_devices(weighted):
+    """cuDNN's and MIOpen's ops compute all gradients; SyncBatchNorm's two share the work of one."""
+    source, c = Source(12), 3
+    x, slope, weight = source(2, c, 4), source(2, c, 4), source(c)
+    mean, inverse = statistics_of(x.transpose(0, 1).reshape(c, -1))
+
+    def channels(tally, tensor):
+        return norms.channels(tally.numbers(tensor))
+
+    if weighted:
+        tally = Tally()
+        numbers = zip(
+            *(channels(tally, t) for t in (slope, x)), *map(tally.numbers, (mean, inverse, weight)), strict=True
+        )
+        for one in numbers:
+            norms.batch_norm_backward(tally, *one, (True, True, True))
+        check_signature(
+            tally,
+            aten.cudnn_batch_norm_backward.default,
+            (x, slope, weight, mean, mean, mean, inverse, EPS, x),
+            (x, mean, mean),
+        )
+        check_signature(
+            tally,
+            aten.miopen_batch_norm_backward.default,
+            (x, slope, weight, mean, mean, mean, inverse, EPS),
+            (x, mean, mean),
+        )
+        if hasattr(aten, "batch_norm_backward"):
+            arguments = (slope, x, weight, mean, mean, mean, inverse, True, EPS, [True] * 3, x)
+            check_signature(tally, aten.batch_norm_backward.default, arguments, (x, mean, mean))
+
+    # The sums of the gradients, and of these times x - mean; the weight's gradient is that times 1/deviation.
+    tally, sums, found = Tally(), [], []
+    for g, row, average, factor in zip(
+        *(channels(tally, t) for t in (slope, x)), *map(tally.numbers, (mean, inverse)), strict=True
+    ):
+        total, inner = tally.sum(g), tally.sum(a * (b - average) for a, b in zip(g, row, strict=True))
+        sums.append((total, inner, inner * factor if weighted else None))
+    flags = (True, weighted, weighted)
+    arguments = (slope, x, mean, inverse, weight if weighted else None, *flags)
+    check_signature(tally, aten.batch_norm_backward_reduce.default, arguments, (mean,) * 4)
+    # (g - mean(g) - (x - mean)*(mean(g*(x - mean))/variance))*(weight/deviation).
+    tally, n = Tally(), x.numel() // c
+    for k, (g, row) in enumerate(zip(*(channels(tally, t) for t in (slope, x)), strict=True)):
+        average, factor = tally.numbers(mean)[k], tally.numbers(inverse)[k]
+        total, inner = (tally.number(number.value) for number in sums[k][:2])
+        shift, slant = total / n, inner / n * factor * factor
+        last = factor * tally.numbers(weight)[k] if weighted else factor
+        found.append([(a - shift - (b - average) * slant) * last for a, b in zip(g, row, strict=True)])
+    leaf = x.clone().requires_grad_()
+    F.batch_norm(leaf, None, None, weight if weighted else None, None, True, 0.1, EPS).backward(slope)
+    check_results(found, leaf.grad.transpose(0, 1).reshape(c, -1), 1e-9)
+    arguments = (slope, x, mean, inverse, weight if weighted else None, mean, mean, torch.ones(1, dtype=torch.int32))
+    check_signature(tally, aten.batch_norm_backward_elemt.default, arguments, x)
+
+
+def test_weight_norm():
+    """Of v and g, by the sums of the gradient times v: g/norm, norm squared, two divisions for each row."""
+    v, g = Source(13)(3, 4), Source(14)(3, 1)
+    lengths = v.norm(dim=1, keepdim=True)
+
+    def program(tally, slope):
+        of_v, of_g = [], []
+        for row, grad, (size,), (length,) in zip(
+            *map(tally.numbers, (v, as_tensor(slope, 3, 4), g, lengths)), strict=True
+        ):
+            inner = tally.sum(a * b for a, b in zip(row, grad, strict=True))
+            factor, share = size / length, inner / (length * length)
+            of_v.append([factor * (b - a * share) for a, b in zip(row, grad, strict=True)])
+            of_g.append(inner / length)
+        return of_v, of_g
+
+    check_gradients(program, lambda v, g: torch._weight_norm(v, g, 0), v, g, products=False)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+def test_multi_margin_loss(order, weighted):
+    """Of each class but the target margin - x[target] + x[class], what the target loses by it, and a factor at last."""
+    source, n, classes = Source(15), 3, 4
+    x, weight = source(n, classes), source(classes).square() if weighted else None
+    targets = torch.tensor([1, 3, 0])
+
+    def program(tally, slope):
+        factors = None if weight is None else tally.numbers(weight)
+        found = []
+        for row, target in zip(tally.numbers(x), targets.tolist(), strict=True):
+            own, grads = tally.zero(), []
+            for place, number in enumerate(row):
+                if place == target:
+                    grads.append(own)
+                    continue
+                left = 1.0 - row[target] + number
+                step = left * 2.0 * (1 / (n * classes)) if order == 2 else tally.number(1 / (n * classes))
+                step = step if factors is None else step * factors[target]
+                own, more = own - step, step
+                if left.value <= 0:
+                    own, more = tally.number(own.value + step.value), tally.zero()
+                grads.append(more)
+            grads[target] = own
+            found.append([number * flat([slope])[0] for number in grads])
+        return [found]
+
+    def function(x):
+        return F.multi_margin_loss(x, targets, p=order, weight=weight)
+
+    check_gradients(program, function, x, products=False)
+
+
+def test_padding_adds_what_it_repeats():
+    x = Source(16)(1, 2, 4)
+    for mode in ("reflect", "replicate"):
+
+        def program(tally, slope, mode=mode):
+            places = F.pad(torch.arange(4.0)[None, None], (2, 1), mode)[0, 0].int().tolist()
+            grid = [[tally.zero()] * 4 for _ in range(2)]
+            for channel, row in enumerate(slope[0]):
+                for place, number in zip(places, row, strict=True):
+                    grid[channel][place] = grid[channel][place] + number
+            return [grid]
+
+        check_gradients(program, lambda x, mode=mode: F.pad(x, (2, 1), mode), x, products=False)

@@ -1,0 +1,965 @@
+"""The table `exact` against programs: pointwise ops, reductions, losses and optimizers, on random shapes."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.oracle import losses, optimizers, pointwise, reductions
+from tests.support.oracle.claim import check_claim, drawn
+from tests.support.oracle.losses import REDUCTIONS, loss
+from tests.support.oracle.number import Complex
+from tests.support.oracle.pointwise import each, elementwise, scalar, with_coefficients
+from tests.support.oracle.reductions import over, rows
+from tests.support.random_cases import random_cases
+
+F = torch.nn.functional
+aten = torch.ops.aten
+
+cases = random_cases(20)
+
+few = st.integers(1, 3)
+sizes = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)
+seeds = st.integers(0, 10**6)
+coefficients = st.sampled_from((1.0, 0.5, 2.0))
+
+
+@st.composite
+def broadcast_shapes(draw, count):
+    """Return shapes that broadcast together: sizes become 1, or leading ones go."""
+    full = draw(sizes)
+    shapes = []
+    for _ in range(count):
+        kept = tuple(1 if draw(st.booleans()) else size for size in full)
+        shapes.append(kept[draw(st.integers(0, len(kept))) :] if draw(st.booleans()) else full)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda a: pointwise.exp(a) * 1.5, "not close"),  # another result
+        (lambda a: pointwise.exp(a) * 1, "the program did"),  # an operation too many
+        (lambda a: a.call("log", math.exp), "at other prices"),  # the price of another function
+    ],
+)
+def test_a_wrong_program_is_seen(step, message):
+    check_claim(elementwise(pointwise.exp), torch.exp, drawn(0, 2, 3))
+    with pytest.raises(AssertionError, match=message):
+        check_claim(elementwise(step), torch.exp, drawn(0, 2, 3))
+
+
+def test_an_op_that_the_table_does_not_know_is_seen():
+    library = torch.library.Library("oracle", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    with pytest.raises(AssertionError, match=r"exact leaves out {'oracle::twice': 1}"):
+        check_claim(lambda tally, x: x, torch.ops.oracle.twice, drawn(0, 2), compare=False)
+
+
+@cases
+@given(broadcast_shapes(3), seeds, coefficients)
+def test_arithmetic(shapes, seed, factor):
+    x, y, z = (drawn(seed + place, *shape) for place, shape in enumerate(shapes))
+    two = {
+        partial(torch.add, alpha=factor): with_coefficients(pointwise.add, factor),
+        partial(torch.sub, alpha=factor): with_coefficients(pointwise.subtract, factor),
+        partial(torch.rsub, alpha=factor): lambda a, b: pointwise.subtract(b, a, factor),
+        torch.mul: lambda a, b: a * b,
+        torch.div: lambda a, b: a / b,
+        torch.maximum: lambda a, b: a.max(b),
+        torch.minimum: lambda a, b: a.min(b),
+        torch.fmax: lambda a, b: a.max(b),
+        torch.fmin: lambda a, b: a.min(b),
+    }
+    for function, step in two.items():
+        check_claim(elementwise(step), function, x, y)
+    check_claim(elementwise(lambda a: a + factor), lambda a: a + factor, x)
+    check_claim(elementwise(lambda a: factor * a), lambda a: factor * a, x)
+    check_claim(elementwise(lambda a: pointwise.reciprocal(a) * factor), lambda a: factor / a, x)
+    three = {
+        partial(torch.addcmul, value=factor): with_coefficients(pointwise.addcmul, factor),
+        partial(torch.addcdiv, value=factor): with_coefficients(pointwise.addcdiv, factor),
+        torch.lerp: pointwise.lerp,
+    }
+    for function, step in three.items():
+        check_claim(elementwise(step), function, x, y, z)
+    check_claim(elementwise(with_coefficients(pointwise.lerp, 0.3)), lambda a, b: torch.lerp(a, b, 0.3), x, y)
+
+
+@cases
+@given(broadcast_shapes(2), seeds)
+def test_quotients_and_lengths(shapes, seed):
+    x, y = (drawn(seed + place, *shape, low=0.1) for place, shape in enumerate(shapes))
+    claims = {
+        torch.floor_divide: lambda a, b: pointwise.rounded(math.floor)(a / b),
+        torch.remainder: pointwise.remainder,
+        torch.fmod: pointwise.remainder,
+        torch.hypot: lambda a, b: (a * a + b * b).sqrt(),
+        torch.xlogy: lambda a, b: a * pointwise.log(b),
+    }
+    for function, step in claims.items():
+        check_claim(elementwise(step), function, x, y)
+    check_claim(elementwise(lambda a: a - pointwise.rounded(math.trunc)(a)), torch.frac, x)
+    check_claim(elementwise(lambda a: a * (math.pi / 180)), torch.deg2rad, x)
+    check_claim(elementwise(lambda a: -a * pointwise.log(a)), torch.special.entr, x)
+
+
+@cases
+@given(few, st.integers(2, 4), seeds)
+def test_sums_of_neighbours(n, m, seed):
+    x, y = drawn(seed, n, m), drawn(seed + 1, n, m)
+    check_claim(lambda tally, rows_: [[b - a for a, b in pairwise(row)] for row in rows_], torch.diff, x)
+    check_claim(
+        lambda tally, rows_: tally.sum(rows_[place][place] for place in range(min(n, m))), lambda a: a.trace(), x
+    )
+    check_claim(
+        lambda tally, a, b: reductions.norm_of(
+            tally, [p - q for p, q in zip(losses.flat(a), losses.flat(b), strict=True)]
+        ),
+        torch.dist,
+        x,
+        y,
+    )
+    three = drawn(seed, n, 3), drawn(seed + 1, n, 3)
+    check_claim(
+        lambda tally, a, b: [pointwise.cross(*pair) for pair in zip(a, b, strict=True)], torch.linalg.cross, *three
+    )
+
+
+@cases
+@given(sizes, seeds)
+def test_arithmetic_of_one_number(shape, seed):
+    x = drawn(seed, *shape)
+    one = {
+        torch.neg: lambda a: -a,
+        torch.abs: abs,
+        torch.sqrt: lambda a: a.sqrt(),
+        torch.square: lambda a: a * a,
+        torch.reciprocal: pointwise.reciprocal,
+        torch.rsqrt: pointwise.rsqrt,
+        torch.sign: pointwise.sign,
+        torch.floor: pointwise.rounded(math.floor),
+        torch.ceil: pointwise.rounded(math.ceil),
+        torch.trunc: pointwise.rounded(math.trunc),
+        torch.round: pointwise.rounded(round),
+    }
+    for function, step in one.items():
+        check_claim(elementwise(step), function, x.abs() if function in (torch.sqrt, torch.rsqrt) else x)
+    for low, high in ((-1.0, None), (None, 1.0), (-1.0, 1.0)):
+        bounded = with_coefficients(pointwise.clamp, low, high)
+        check_claim(elementwise(bounded), partial(torch.clamp, min=low, max=high), x)
+    check_claim(elementwise(lambda a: a.max(0.5)), lambda a: torch.clamp_min(a, 0.5), x)
+    check_claim(elementwise(lambda a: a.min(0.5)), lambda a: torch.clamp_max(a, 0.5), x)
+
+
+ELEMENTARY = {
+    "exp": math.exp,
+    "exp2": lambda value: 2**value,
+    "expm1": math.expm1,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "log1p": math.log1p,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tan": math.tan,
+    "asin": math.asin,
+    "acos": math.acos,
+    "atan": math.atan,
+    "sinh": math.sinh,
+    "cosh": math.cosh,
+    "tanh": math.tanh,
+    "asinh": math.asinh,
+    "acosh": math.acosh,
+    "atanh": math.atanh,
+    "erf": math.erf,
+    "erfc": math.erfc,
+    "erfinv": scalar(torch.erfinv),
+    "lgamma": math.lgamma,
+    "digamma": scalar(torch.digamma),
+    "i0": scalar(torch.i0),
+    "sinc": scalar(torch.sinc),
+}
+
+
+@cases
+@given(sizes, seeds)
+def test_elementary_functions(shape, seed):
+    x = drawn(seed, *shape, low=0.1, high=0.9)
+    for name, function in ELEMENTARY.items():
+        argument = x + 1 if name == "acosh" else x
+        kind = "log" if name == "log2" else name  # to the tables log2 is a function, not a price
+        check_claim(elementwise(lambda a, k=kind, f=function: a.call(k, f)), getattr(torch, name), argument)
+
+
+@cases
+@given(broadcast_shapes(2), seeds)
+def test_powers(shapes, seed):
+    x, y = (drawn(seed + place, *shape, low=0.1) for place, shape in enumerate(shapes))
+    check_claim(elementwise(pointwise.power), torch.pow, x, y)
+    check_claim(elementwise(lambda a: pointwise.power(a, 2.7)), lambda a: a**2.7, x)
+    check_claim(elementwise(lambda a: a.call("pow", lambda e: 2.5**e)), lambda a: torch.pow(2.5, a), y)
+    check_claim(elementwise(lambda a, b: a.call("atan2", lambda value: math.atan2(value, b.value))), torch.atan2, x, y)
+    check_claim(elementwise(reductions.log_add_exp), torch.logaddexp, x, y)
+
+
+@cases
+@given(sizes, seeds, st.sampled_from((1.0, 0.5)))
+def test_activations(shape, seed, factor):
+    x = drawn(seed, *shape, low=-5, high=5)
+    claims = {
+        F.relu: pointwise.relu,
+        F.relu6: lambda a: pointwise.clamp(a, 0, 6),
+        partial(F.hardtanh, min_val=-2.0, max_val=3.0): lambda a: pointwise.clamp(a, -2, 3),
+        partial(F.leaky_relu, negative_slope=factor): with_coefficients(pointwise.leaky_relu, factor),
+        partial(F.elu, alpha=factor): with_coefficients(pointwise.elu, factor),
+        partial(F.celu, alpha=factor): with_coefficients(pointwise.celu, factor),
+        F.selu: pointwise.selu,
+        F.sigmoid: pointwise.sigmoid,
+        F.silu: pointwise.silu,
+        F.gelu: pointwise.gelu,
+        partial(F.gelu, approximate="tanh"): pointwise.gelu_tanh,
+        F.mish: pointwise.mish,
+        partial(F.softplus, beta=factor): with_coefficients(pointwise.softplus, factor),
+        F.softsign: pointwise.softsign,
+        F.hardswish: pointwise.hardswish,
+        F.hardsigmoid: pointwise.hardsigmoid,
+        F.logsigmoid: pointwise.log_sigmoid,
+        partial(F.hardshrink, lambd=factor): with_coefficients(pointwise.hardshrink, factor),
+        partial(F.softshrink, lambd=factor): with_coefficients(pointwise.softshrink, factor),
+        F.tanhshrink: pointwise.tanhshrink,
+        partial(F.threshold, threshold=factor, value=-1.0): with_coefficients(pointwise.threshold, factor, -1.0),
+    }
+    for function, step in claims.items():
+        check_claim(elementwise(step), function, x)
+    share = drawn(seed, *shape, low=0.1, high=0.9)
+    check_claim(elementwise(pointwise.logit), torch.logit, share)
+    check_claim(elementwise(with_coefficients(pointwise.logit, 0.2)), partial(torch.logit, eps=0.2), share)
+
+
+@cases
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), seeds)
+def test_gates_and_learnt_slopes(n, c, l, seed):
+    both, slopes = drawn(seed, n, 2 * c, l), drawn(seed, 2 * c)
+
+    def gated(tally, batch):
+        return [each(pointwise.glu, sample[:c], sample[c:]) for sample in batch]
+
+    check_claim(gated, lambda x: F.glu(x, 1), both)
+
+    def sloped(tally, batch, weight):
+        return [[each(pointwise.prelu, row, weight[i]) for i, row in enumerate(sample)] for sample in batch]
+
+    check_claim(sloped, F.prelu, both, slopes)
+    check_claim(
+        lambda tally, *grids: parted(each(pointwise.prelu_backward, *grids), 2),
+        aten._prelu_kernel_backward,
+        drawn(seed + 1, n, 2 * c, l),
+        both,
+        drawn(seed + 2, n, 2 * c, l),
+    )
+
+    def backward(tally, gradient, batch):
+        results = []
+        for g, sample in zip(gradient, batch, strict=True):
+            pairs = each(pointwise.glu_backward, g, sample[:c], sample[c:])
+            results.append([[[pair[half] for pair in row] for row in pairs] for half in (0, 1)])
+        return results
+
+    check_claim(backward, lambda g, x: aten.glu_backward(g, x, 1), drawn(seed + 1, n, c, l), both)
+
+
+def parted(results, count):
+    """Return nested lists of tuples as that many nested lists."""
+    return [each(itemgetter(place), results) for place in range(count)]
+
+
+@cases
+@given(sizes, seeds, st.sampled_from((1.0, 0.5)))
+def test_activations_backward(shape, seed, factor):
+    g, x = drawn(seed, *shape), drawn(seed + 1, *shape, low=-5, high=5)
+    share = drawn(seed, *shape, low=0.1, high=0.9)
+    claims = {
+        lambda g, x: aten.threshold_backward(g, x, factor): with_coefficients(pointwise.threshold_backward, factor),
+        lambda g, x: aten.hardtanh_backward(g, x, -2, 3): with_coefficients(pointwise.hardtanh_backward, -2, 3),
+        lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False): with_coefficients(pointwise.leaky_relu_backward, 0.1),
+        aten.gelu_backward: pointwise.gelu_backward,
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"): pointwise.gelu_tanh_backward,
+        aten.silu_backward: pointwise.silu_backward,
+        aten.mish_backward: pointwise.mish_backward,
+        lambda g, x: aten.elu_backward(g, factor, 1, 1, False, x): with_coefficients(
+            pointwise.elu_backward, factor, 1, 1
+        ),
+        lambda g, x: aten.elu_backward(g, factor, 1, 1, True, x): with_coefficients(
+            pointwise.elu_backward_of_result, factor, 1, 1
+        ),
+        lambda g, x: aten.softplus_backward(g, x, factor, 20): with_coefficients(pointwise.softplus_backward, factor),
+        aten.hardswish_backward: pointwise.hardswish_backward,
+        aten.hardsigmoid_backward: pointwise.hardsigmoid_backward,
+        lambda g, x: aten.hardshrink_backward(g, x, factor): with_coefficients(pointwise.softshrink_backward, factor),
+        lambda g, x: aten.softshrink_backward(g, x, factor): with_coefficients(pointwise.softshrink_backward, factor),
+    }
+    for function, step in claims.items():
+        check_claim(elementwise(step), function, g, x)
+    check_claim(elementwise(pointwise.sigmoid_backward), aten.sigmoid_backward, g, share)
+    check_claim(elementwise(pointwise.tanh_backward), aten.tanh_backward, g, share)
+    check_claim(elementwise(pointwise.logit_backward), aten.logit_backward, g, share)
+    check_claim(elementwise(pointwise.log_sigmoid_backward), aten.log_sigmoid_backward, g, x, (-x.abs()).exp())
+
+
+@cases
+@given(broadcast_shapes(2), seeds)
+def test_complex_numbers(shapes, seed):
+    z, w = (
+        torch.complex(drawn(seed + 2 * i, *shape), drawn(seed + 2 * i + 1, *shape)) for i, shape in enumerate(shapes)
+    )
+    two = {
+        torch.add: lambda a, b: a + b,
+        torch.sub: lambda a, b: a - b,
+        torch.mul: lambda a, b: a * b,
+        torch.div: lambda a, b: a / b,
+    }
+    for function, step in two.items():
+        check_claim(elementwise(step), function, z, w)
+    one = {
+        torch.neg: lambda a: -a,
+        torch.abs: abs,
+        torch.exp: pointwise.complex_exp,
+        torch.angle: pointwise.angle,
+    }
+    for function, step in one.items():
+        check_claim(elementwise(step), function, z)
+    check_claim(lambda tally, row: _total(tally, row), lambda a: a.sum(), z.reshape(-1))
+
+
+def _total(tally, row):
+    total = Complex(tally.zero(), tally.zero())
+    for number in row:
+        total = total + number
+    return total
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def reduced(draw):
+    """Return a shape with some of its dimensions."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    dims = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    return tuple(shape), tuple(sorted(dims))
+
+
+@cases
+@given(reduced(), seeds, st.booleans(), st.integers(0, 1))
+def test_reductions(case, seed, keep, correction):
+    shape, dims = case
+    x = drawn(seed, *shape)
+    n = math.prod(shape[dim] for dim in dims)
+    claims = {
+        torch.sum: reductions.sum_of,
+        torch.mean: reductions.mean_of,
+        torch.amax: reductions.largest_of,
+        torch.amin: reductions.smallest_of,
+        torch.logsumexp: reductions.log_sum_exp,
+        torch.linalg.vector_norm: reductions.norm_of,
+    }
+    for order in (1, 2, 3.5, math.inf, -math.inf):
+        claims[partial(torch.linalg.vector_norm, ord=order)] = partial(reductions.norm_of, order=order)
+    if n > correction:
+        claims[partial(torch.var, correction=correction)] = partial(reductions.variance_of, correction=correction)
+        claims[partial(torch.std, correction=correction)] = partial(reductions.deviation_of, correction=correction)
+    for function, program in claims.items():
+        # The program gets the rows, torch the tensor: both are made of one.
+        of_rows = lambda tally, tensor, program=program: over(program)(tally, by_rows(tensor, shape, dims))  # noqa: E731
+        check_claim(of_rows, lambda a, function=function: function(a, dim=dims, keepdim=keep), x)
+
+
+def by_rows(grid, shape, dims):
+    """Return the rows of nested lists over some dimensions."""
+    order = rows(torch.arange(math.prod(shape)).reshape(shape), dims).tolist()
+    numbers = losses.flat(grid)
+    return [[numbers[place] for place in row] for row in order]
+
+
+@cases
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
+def test_reductions_over_one_or_all_dimensions(shape, seed, data):
+    x = drawn(seed, *shape)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    whole = {
+        torch.sum: reductions.sum_of,
+        torch.mean: reductions.mean_of,
+        torch.prod: reductions.product_of,
+        torch.max: reductions.largest_of,
+        torch.min: reductions.smallest_of,
+        torch.norm: reductions.norm_of,
+        partial(torch.var, correction=0): reductions.variance_of,
+    }
+    for function, program in whole.items():
+        check_claim(lambda tally, a, program=program: program(tally, losses.flat(a)), function, x)
+    one = {
+        torch.prod: reductions.product_of,
+        torch.nansum: reductions.sum_of,
+        lambda a, dim: torch.max(a, dim).values: reductions.largest_of,
+        lambda a, dim: torch.min(a, dim).values: reductions.smallest_of,
+    }
+    for function, program in one.items():
+        check_claim(along(program, shape, dim), lambda a, function=function: function(a, dim=dim), x)
+    both = along(partial(reductions.variance_and_mean_of, correction=0), shape, dim)
+    check_claim(
+        lambda tally, a: tuple(zip(*both(tally, a), strict=True)), lambda a: torch.var_mean(a, dim, correction=0), x
+    )
+
+
+def along(program, shape, dim):
+    """Return the program over the rows along one dimension."""
+    return lambda tally, *grids: over(program)(tally, *[by_rows(grid, shape, (dim,)) for grid in grids])
+
+
+def kept(program, shape, dim):
+    """Return the program that makes as many numbers of each row along a dimension, in the tensor's own order."""
+
+    def kept_program(tally, *grids):
+        order = rows(torch.arange(math.prod(shape)).reshape(shape), (dim,)).tolist()
+        results = dict(zip(losses.flat(order), losses.flat(along(program, shape, dim)(tally, *grids)), strict=True))
+        return [results[place] for place in range(len(results))]
+
+    return kept_program
+
+
+@cases
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
+def test_softmax(shape, seed, data):
+    x, g = drawn(seed, *shape), drawn(seed + 1, *shape)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    check_claim(kept(reductions.softmax, shape, dim), lambda a: a.softmax(dim), x)
+    check_claim(kept(reductions.log_softmax, shape, dim), lambda a: a.log_softmax(dim), x)
+    check_claim(
+        kept(reductions.softmax_backward, shape, dim),
+        lambda g, y: aten._softmax_backward_data(g, y, dim, torch.float64),
+        g,
+        x.softmax(dim),
+    )
+    check_claim(
+        kept(reductions.log_softmax_backward, shape, dim),
+        lambda g, y: aten._log_softmax_backward_data(g, y, dim, torch.float64),
+        g,
+        x.log_softmax(dim),
+    )
+
+
+@cases
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds, st.data())
+def test_running_sums(shape, seed, data):
+    x = drawn(seed, *shape)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    claims = {
+        torch.cumsum: reductions.running(lambda a, b: a + b, 0),
+        torch.cumprod: reductions.running(lambda a, b: a * b, 1),
+        torch.logcumsumexp: reductions.running(reductions.log_add_exp, -math.inf),
+        lambda a, dim: torch.cummax(a, dim).values: reductions.running(lambda a, b: a.max(b), -math.inf),
+        lambda a, dim: torch.cummin(a, dim).values: reductions.running(lambda a, b: a.min(b), math.inf),
+    }
+    for function, program in claims.items():
+        check_claim(kept(program, shape, dim), lambda a, function=function: function(a, dim=dim), x)
+
+
+@cases
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), seeds)
+def test_what_is_free(shape, seed):
+    x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
+    free = (
+        torch.sort,
+        torch.argsort,
+        torch.argmax,
+        lambda a: a.topk(1),
+        lambda a: a.transpose(0, -1).contiguous(),
+        lambda a: a.to(torch.float32),
+        lambda a: a.to(torch.int64) + 1,
+        torch.zeros_like,
+        torch.rand_like,
+        torch.isnan,
+        lambda a: a.flip(0),
+        lambda a: torch.cat((a, a)),
+        lambda a: a.expand(2, *a.shape).clone(),
+        lambda a: a.index_select(0, torch.tensor([0])),
+    )
+    for function in free:
+        check_claim(lambda tally, a: None, function, x, compare=False)
+    for function in (torch.eq, torch.lt, torch.ge, lambda a, b: torch.where(a > b, a, b)):
+        check_claim(lambda tally, a, b: None, function, x, y, compare=False)
+
+
+# --- numbers gathered and scattered -----------------------------------------------------------------------------------
+
+
+@cases
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), seeds, coefficients)
+def test_scattered_sums(rows_, columns, count_, seed, factor):
+    x, y = drawn(seed, rows_, columns), drawn(seed + 1, count_, columns)
+    index = torch.randint(rows_, (count_,), generator=torch.Generator().manual_seed(seed))
+
+    def scattered(step):
+        def program(tally, grid, source, index):
+            grid = [list(row) for row in grid]
+            for row, place in zip(source, index, strict=True):
+                grid[place] = each(step, grid[place], row)
+            return grid
+
+        return program
+
+    plus = scattered(lambda a, b: a + b)
+    scaled_plus = scattered(with_coefficients(pointwise.add, factor))
+    check_claim(scaled_plus, lambda a, b, i: a.index_add(0, i, b, alpha=factor), x, y, index)
+    wide = lambda i: i[:, None].expand(-1, columns)  # noqa: E731
+    check_claim(plus, lambda a, b, i: a.scatter_add(0, wide(i), b), x, y, index)
+    check_claim(plus, lambda a, b, i: a.index_put((i,), b, accumulate=True), x, y, index)
+    for reduce, step in (
+        ("sum", lambda a, b: a + b),
+        ("prod", lambda a, b: a * b),
+        ("amax", lambda a, b: a.max(b)),
+        ("amin", lambda a, b: a.min(b)),
+    ):
+        function = lambda a, b, i, reduce=reduce: a.scatter_reduce(0, wide(i), b, reduce)  # noqa: E731
+        check_claim(scattered(step), function, x, y, index)
+        function = lambda a, b, i, reduce=reduce: a.index_reduce(0, i, b, reduce)  # noqa: E731
+        if reduce != "sum":
+            check_claim(scattered(step), function, x, y, index)
+
+    def from_zero(tally, source, index):
+        return plus(tally, [[tally.zero()] * columns for _ in range(rows_)], source, index)
+
+    check_claim(from_zero, lambda g, i: aten.embedding_dense_backward(g, i, rows_, -1, False), y, index)
+
+
+@cases
+@given(sizes, seeds, st.sampled_from((0.25, 0.5)))
+def test_dropout(shape, seed, share):
+    x = drawn(seed, *shape)
+
+    def program(tally, grid):
+        # The mask is random, its multiplication and that by 1/(1 - p) are not.
+        return each(lambda a: a * 1.0 * (1 / (1 - share)), grid)
+
+    check_claim(program, lambda a: F.dropout(a, share, training=True), x, compare=False)
+    check_claim(lambda tally, a: a, lambda a: F.dropout(a, share, training=False), x)
+
+    def backward(tally, gradient, mask):
+        return each(lambda g, kept: g * float(kept) * (1 / (1 - share)), gradient, mask)
+
+    check_claim(backward, lambda g, mask: aten.native_dropout_backward(g, mask, 1 / (1 - share)), x, x > 0)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@cases
+@given(sizes, seeds, st.sampled_from(REDUCTIONS), coefficients)
+def test_losses_of_elements(shape, seed, reduction, factor):
+    x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
+    p, q = drawn(seed, *shape, low=0.1, high=0.9), drawn(seed + 1, *shape, low=0.1, high=0.9)
+    signs = drawn(seed + 2, *shape).sign()
+    claims = (
+        (losses.squared, F.mse_loss, (x, y)),
+        (losses.absolute, F.l1_loss, (x, y)),
+        (with_coefficients(losses.smooth, factor), partial(F.smooth_l1_loss, beta=factor), (x, y)),
+        (with_coefficients(losses.huber, factor), partial(F.huber_loss, delta=factor), (x, y)),
+        (losses.cross_entropy_of_bit, F.binary_cross_entropy, (p, q)),
+        (losses.cross_entropy_of_logit, F.binary_cross_entropy_with_logits, (x, q)),
+        (losses.divergence, F.kl_div, (x, p)),
+        (losses.divergence_of_logs, partial(F.kl_div, log_target=True), (x, y)),
+        (losses.poisson_of_log, F.poisson_nll_loss, (x, y)),
+        (
+            with_coefficients(losses.poisson, 1e-8),
+            partial(F.poisson_nll_loss, log_input=False),
+            (p, q),
+        ),
+        (losses.soft_margin, F.soft_margin_loss, (x, signs)),
+        (with_coefficients(losses.hinge_embedding, 1.0), F.hinge_embedding_loss, (x, signs)),
+        (with_coefficients(losses.margin_ranking, 0.5), partial(F.margin_ranking_loss, margin=0.5), (x, y, signs)),
+    )
+    for step, function, tensors in claims:
+        check_claim(loss(step, reduction), partial(function, reduction=reduction), *tensors)
+    check_claim(
+        loss(losses.cross_entropy_of_logit_weighed, reduction),
+        lambda a, b, w: F.binary_cross_entropy_with_logits(a, b, pos_weight=w, reduction=reduction),
+        x,
+        q,
+        p,
+    )
+    for step, function, tensors in (
+        (losses.cross_entropy_of_bit, F.binary_cross_entropy, (p, q)),
+        (losses.cross_entropy_of_logit, F.binary_cross_entropy_with_logits, (x, q)),
+    ):
+        check_claim(
+            loss(lambda a, b, w, step=step: step(a, b) * w, reduction),
+            lambda a, b, w, function=function: function(a, b, w, reduction=reduction),
+            *tensors,
+            drawn(seed + 3, *shape, low=0.1),
+        )
+
+
+@cases
+@given(sizes, seeds, st.sampled_from(REDUCTIONS), coefficients)
+def test_losses_of_elements_backward(shape, seed, reduction, factor):
+    x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
+    p, q = drawn(seed, *shape, low=0.1, high=0.9), drawn(seed + 1, *shape, low=0.1, high=0.9)
+    signs = drawn(seed + 2, *shape).sign()
+    number = REDUCTIONS.index(reduction)
+    g = drawn(seed + 3, *(shape if reduction == "none" else ()))
+    mean = reduction == "mean"
+    share = 1 / x.numel() if mean else 1
+    claims = (
+        (
+            with_coefficients(losses.squared_backward, 2 * share),
+            lambda g, a, b: aten.mse_loss_backward(g, a, b, number),
+            (x, y),
+        ),
+        (
+            with_coefficients(losses.smooth_backward, factor, share),
+            lambda g, a, b: aten.smooth_l1_loss_backward(g, a, b, number, factor),
+            (x, y),
+        ),
+        (
+            with_coefficients(losses.huber_backward, factor, share),
+            lambda g, a, b: aten.huber_loss_backward(g, a, b, number, factor),
+            (x, y),
+        ),
+        (
+            lambda g, a, b: losses.cross_entropy_of_bit_backward(g * share if mean else g, a, b),
+            lambda g, a, b: aten.binary_cross_entropy_backward(g, a, b, None, number),
+            (p, q),
+        ),
+        (
+            with_coefficients(losses.soft_margin_backward, share),
+            lambda g, a, b: aten.soft_margin_loss_backward(g, a, b, number),
+            (x, signs),
+        ),
+    )
+    for step, function, tensors in claims:
+        check_claim(elementwise(step), function, g, *tensors)
+
+
+@cases
+@given(st.integers(1, 4), st.integers(2, 4), seeds, st.sampled_from(REDUCTIONS), st.sampled_from((0.0, 0.1)))
+def test_losses_of_classes(n, classes, seed, reduction, smoothing):
+    x, weight = drawn(seed, n, classes), drawn(seed + 1, classes, low=0.1)
+    target = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
+    check_claim(
+        lambda tally, a, t: losses.likelihood(tally, a, t, None, reduction),
+        lambda a, t: F.nll_loss(a, t, reduction=reduction),
+        x,
+        target,
+    )
+    check_claim(
+        lambda tally, a, t, w: losses.likelihood(tally, a, t, w, reduction),
+        lambda a, t, w: F.nll_loss(a, t, w, reduction=reduction),
+        x,
+        target,
+        weight,
+    )
+    check_claim(
+        lambda tally, a, t: losses.cross_entropy(tally, a, t, smoothing, reduction),
+        lambda a, t: F.cross_entropy(a, t, label_smoothing=smoothing, reduction=reduction),
+        x,
+        target,
+    )
+    check_claim(
+        lambda tally, a, t: losses.cross_entropy_of_probabilities(tally, a, t, reduction),
+        lambda a, t: F.cross_entropy(a, t, reduction=reduction),
+        x,
+        drawn(seed + 2, n, classes),
+    )
+    # Of an image every pixel has its classes.
+    image, labels = drawn(seed + 4, 2, classes, n), target.repeat(2, 1)
+    check_claim(
+        lambda tally, a, t: losses.likelihood(
+            tally, by_rows(a, (2, classes, n), (1,)), losses.flat(t), None, reduction
+        ),
+        lambda a, t: F.nll_loss(a[..., None], t[..., None], reduction=reduction),
+        image,
+        labels,
+    )
+    g = drawn(seed + 3, *((n,) if reduction == "none" else ()))
+    total = torch.tensor(float(n), dtype=torch.float64)
+    check_claim(
+        lambda tally, g, a, t, _: losses.likelihood_backward(tally, g, a, t, reduction),
+        lambda g, a, t, total: aten.nll_loss_backward(g, a, t, None, REDUCTIONS.index(reduction), -100, total),
+        g,
+        x,
+        target,
+        total,
+    )
+
+
+@cases
+@given(st.integers(1, 3), st.integers(1, 4), seeds, st.sampled_from(REDUCTIONS))
+def test_losses_of_rows(n, d, seed, reduction):
+    x, y, z = (drawn(seed + place, n, d) for place in range(3))
+
+    def distances(tally, a, b):
+        return [losses.distance(tally, p, q, 2, 1e-6) for p, q in zip(a, b, strict=True)]
+
+    check_claim(distances, F.pairwise_distance, x, y)
+
+    def triplets(tally, *grids):
+        rows_ = [losses.triplet(tally, *each_, 1.0) for each_ in zip(*grids, strict=True)]
+        return losses.reduce(tally, rows_, reduction)
+
+    check_claim(triplets, lambda a, b, c: F.triplet_margin_loss(a, b, c, reduction=reduction), x, y, z)
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+@cases
+@given(
+    st.lists(sizes, min_size=1, max_size=3),
+    seeds,
+    st.builds(
+        optimizers.Adam,
+        st.just(0.1),
+        st.just(0.8),
+        st.just(0.9),
+        st.sampled_from((0.0, 0.1)),
+        st.just(1e-3),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+)
+def test_a_step_of_adam(shapes, seed, settings):
+    lists = [[drawn(seed + 9 * place + i, *shape, low=0.1) for i, shape in enumerate(shapes)] for place in range(5)]
+    s, step = settings, 3
+
+    def program(tally, *tensors):
+        count_ = len(tensors) // 5
+        results = []
+        for i in range(count_):
+            stepped = each(
+                lambda *numbers: optimizers.adam(*numbers, step, settings), *[tensors[k * count_ + i] for k in range(5)]
+            )
+            results.append(each(lambda result: result[0], stepped))
+        return results
+
+    def fused(*tensors):
+        p, g, mean, square, top = _five(tensors)
+        function = torch._fused_adamw_ if s.decoupled else torch._fused_adam_
+        steps = [torch.tensor(float(step)) for _ in p]
+        function(
+            p,
+            g,
+            mean,
+            square,
+            top if s.amsgrad else [],
+            steps,
+            lr=s.lr,
+            beta1=s.beta1,
+            beta2=s.beta2,
+            weight_decay=s.weight_decay,
+            eps=s.eps,
+            amsgrad=s.amsgrad,
+            maximize=s.maximize,
+        )
+        return tuple(p)
+
+    check_claim(program, fused, *[tensor for each_ in lists for tensor in each_])
+
+
+@cases
+@given(
+    sizes,
+    seeds,
+    st.builds(
+        optimizers.Sgd,
+        st.just(0.1),
+        st.sampled_from((0.0, 0.9)),
+        st.sampled_from((0.0, 0.25)),
+        st.sampled_from((0.0, 0.1)),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.booleans(),
+)
+def test_a_step_of_sgd(shape, seed, settings, first):
+    tensors = [drawn(seed + place, *shape) for place in range(3)]
+    s = replace(settings, nesterov=settings.nesterov and settings.momentum != 0 and settings.dampening == 0)
+
+    def program(tally, *grids):
+        stepped = each(lambda *numbers: optimizers.sgd(*numbers, s, first), *grids)
+        return parted(stepped, 2 if s.momentum else 1)
+
+    def fused(p, g, buffer):
+        torch._fused_sgd_(
+            [p],
+            [g],
+            [buffer] if s.momentum else [],
+            weight_decay=s.weight_decay,
+            momentum=s.momentum,
+            lr=s.lr,
+            dampening=s.dampening,
+            nesterov=s.nesterov,
+            maximize=s.maximize,
+            is_first_step=first,
+        )
+        return (p, buffer) if s.momentum else (p,)
+
+    check_claim(program, fused, *tensors)
+
+
+@cases
+@given(sizes, seeds, st.sampled_from((0.0, 0.1)))
+def test_a_step_of_adagrad(shape, seed, decay):
+    tensors = [drawn(seed + place, *shape, low=0.1) for place in range(3)]
+
+    def program(tally, *grids):
+        stepped = each(lambda *numbers: optimizers.adagrad(*numbers, 0.1, decay, 1e-3), *grids)
+        return parted(stepped, 2)
+
+    def fused(p, g, total):
+        step = torch.tensor(1.0)
+        torch._fused_adagrad_(
+            [p], [g], [total], [step], lr=0.1, lr_decay=0.0, weight_decay=decay, eps=1e-3, maximize=False
+        )
+        return p, total
+
+    check_claim(program, fused, *tensors)
+
+
+@cases
+@given(st.lists(sizes, min_size=1, max_size=3), seeds, coefficients)
+def test_lists_of_tensors(shapes, seed, factor):
+    xs, ys, zs = (
+        [drawn(seed + 9 * place + i, *shape, low=0.1) for i, shape in enumerate(shapes)] for place in range(3)
+    )
+
+    def check(step, function, *lists):
+        size = len(shapes)
+        parts = lambda tensors: [tensors[i : i + size] for i in range(0, len(tensors), size)]  # noqa: E731
+        check_claim(
+            lambda tally, *grids: [each(step, *operands) for operands in zip(*parts(grids), strict=True)],
+            lambda *tensors: function(*parts(tensors)),
+            *[tensor for tensors in lists for tensor in tensors],
+        )
+
+    one = {
+        torch._foreach_neg: lambda a: -a,
+        torch._foreach_abs: abs,
+        torch._foreach_sqrt: lambda a: a.sqrt(),
+        torch._foreach_reciprocal: pointwise.reciprocal,
+        torch._foreach_exp: pointwise.exp,
+        torch._foreach_sigmoid: pointwise.sigmoid,
+        lambda a: torch._foreach_add(a, 0.5): lambda a: a + 0.5,
+        lambda a: torch._foreach_mul(a, 0.5): lambda a: a * 0.5,
+        lambda a: torch._foreach_clamp_min(a, 0.5): lambda a: a.max(0.5),
+    }
+    for function, step in one.items():
+        check(step, function, xs)
+    two = {
+        lambda a, b: torch._foreach_add(a, b, alpha=factor): with_coefficients(pointwise.add, factor),
+        lambda a, b: torch._foreach_sub(a, b, alpha=factor): with_coefficients(pointwise.subtract, factor),
+        torch._foreach_mul: lambda a, b: a * b,
+        torch._foreach_div: lambda a, b: a / b,
+        torch._foreach_maximum: lambda a, b: a.max(b),
+        lambda a, b: torch._foreach_lerp(a, b, 0.3): with_coefficients(pointwise.lerp, 0.3),
+    }
+    for function, step in two.items():
+        check(step, function, xs, ys)
+    three = {
+        lambda a, b, c: torch._foreach_addcmul(a, b, c, value=factor): with_coefficients(pointwise.addcmul, factor),
+        lambda a, b, c: torch._foreach_addcdiv(a, b, c, value=factor): with_coefficients(pointwise.addcdiv, factor),
+        torch._foreach_lerp: pointwise.lerp,
+    }
+    for function, step in three.items():
+        check(step, function, xs, ys, zs)
+    check_claim(
+        lambda tally, *grids: [reductions.norm_of(tally, losses.flat(grid)) for grid in grids],
+        lambda *tensors: torch._foreach_norm(list(tensors)),
+        *xs,
+    )
+
+
+@cases
+@given(sizes, seeds)
+def test_quantisation(shape, seed):
+    x = drawn(seed, *shape).to(torch.float32)
+    scale, zero, low, high = 0.0625, 3, 0, 40
+    rounded = lambda a: pointwise.clamp(pointwise.rounded(round)(a / scale) + zero, low, high)  # noqa: E731
+    check_claim(
+        elementwise(lambda a: (rounded(a) - zero) * scale),
+        lambda a: torch.fake_quantize_per_tensor_affine(a, scale, zero, low, high),
+        x,
+    )
+    bytes_ = lambda a: pointwise.clamp(pointwise.rounded(round)(a / scale) + zero, 0, 255)  # noqa: E731
+    check_claim(
+        elementwise(lambda a: (bytes_(a) - zero) * scale),
+        lambda a: torch.quantize_per_tensor(a, scale, zero, torch.quint8).dequantize(),
+        x,
+    )
+    if shape:
+        scales, zeros = drawn(seed + 1, shape[0], low=0.1).to(torch.float32), torch.full((shape[0],), zero)
+
+        def channelled(tally, grid, scales):
+            rounded = lambda a, s: pointwise.clamp(pointwise.rounded(round)(a / s) + zero, low, high)  # noqa: E731
+            pairs_ = zip(grid, scales, strict=True)
+            return [each(lambda a, s: (rounded(a, s) - zero) * s, part, s) for part, s in pairs_]
+
+        check_claim(
+            channelled,
+            lambda a, s: torch.fake_quantize_per_channel_affine(a, s, zeros.to(torch.int32), 0, low, high),
+            x,
+            scales,
+        )
+
+
+@cases
+@given(st.integers(1, 4), st.integers(2, 4), seeds, st.sampled_from(REDUCTIONS))
+def test_losses_of_margins(n, classes, seed, reduction):
+    x, y = drawn(seed, n, classes), drawn(seed + 1, n, classes)
+    signs = drawn(seed + 2, n).sign()
+
+    def cosines(tally, a, b, signs):
+        rows_ = [losses.cosine_embedding(tally, *each_, 0.25) for each_ in zip(a, b, signs, strict=True)]
+        return losses.reduce(tally, rows_, reduction)
+
+    check_claim(
+        cosines, lambda a, b, s: F.cosine_embedding_loss(a, b, s, margin=0.25, reduction=reduction), x, y, signs
+    )
+    target = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
+    weight = drawn(seed + 3, classes, low=0.1)
+    for order in (1, 2):
+
+        def margins(tally, a, t, *weights, order=order):
+            own = weights[0] if weights else None
+            rows_ = [losses.multi_margin(tally, row, place, order, 1.0, own) for row, place in zip(a, t, strict=True)]
+            return losses.reduce(tally, rows_, reduction)
+
+        function = partial(F.multi_margin_loss, p=order, reduction=reduction)
+        check_claim(margins, function, x, target)
+        check_claim(margins, lambda a, t, w, function=function: function(a, t, weight=w), x, target, weight)
+
+
+@cases
+@given(st.integers(2, 6))
+def test_evenly_spaced_numbers(steps):
+    check_claim(
+        lambda tally: [tally.number(step) * 0.5 + 1.5 for step in range(steps)],
+        lambda: torch.linspace(1.5, 1.5 + 0.5 * (steps - 1), steps, dtype=torch.float64),
+    )
+    check_claim(
+        lambda tally: [tally.number(step) * 0.5 + 1.5 for step in range(steps)],
+        lambda: torch.arange(1.5, 1.4 + 0.5 * steps, 0.5, dtype=torch.float64),
+    )
+
+
+def _five(tensors):
+    size = len(tensors) // 5
+    return [list(tensors[place * size : (place + 1) * size]) for place in range(5)]

@@ -1,0 +1,470 @@
+"""The oracle of products: matrix products of every kind against programs that count what they do."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.oracle import products
+from tests.support.oracle.claim import Source, check_counts, check_product, check_results
+from tests.support.oracle.number import Tally
+from tests.support.random_cases import random_cases
+
+aten = torch.ops.aten
+
+cases = random_cases(20)
+sources = st.builds(Source, st.integers(0, 9999))
+sizes = st.integers(1, 4)
+factors = st.sampled_from([1, 1, 2, 0.5])
+betas = st.sampled_from([1, 1, 2, 0.5, 0])
+dtypes = st.sampled_from([torch.float64, torch.float64, torch.complex128])
+
+
+@cases
+@given(sources, st.lists(sizes, max_size=3), sizes, sizes, st.booleans(), dtypes)
+def test_linear(source, batch, k, n, biased, dtype):
+    tensors = [source(*batch, k, dtype=dtype), source(n, k, dtype=dtype), *([source(n, dtype=dtype)] if biased else [])]
+    check_product(products.linear, F.linear, *tensors)
+
+
+@cases
+@given(sources, sizes, sizes, sizes, st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any))
+def test_linear_backward(source, m, k, n, mask):
+    def differentiate(x, grad, weight):
+        return (
+            grad @ weight if mask[0] else None,
+            grad.T @ x if mask[1] else None,
+            grad.sum(0) if mask[2] else None,
+        )
+
+    check_product(
+        lambda tally, *tensors: products.linear_backward(tally, *tensors, mask),
+        lambda x, grad, weight: aten.linear_backward(x, grad, weight, list(mask)),
+        source(m, k),
+        source(m, n),
+        source(n, k),
+        expected=differentiate,
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, dtypes)
+def test_mm(source, m, k, n, dtype):
+    check_product(products.mm, torch.mm, source(m, k, dtype=dtype), source(k, n, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, sizes, betas, factors, dtypes, st.data())
+def test_addmm(source, m, k, n, beta, alpha, dtype, data):
+    own = data.draw(st.sampled_from([(m, n), (n,), (1, n), (m, 1)]))
+    check_product(
+        lambda tally, c, a, b: products.add_product(products.mm(tally, a, b), c, beta, alpha),
+        lambda c, a, b: torch.addmm(c, a, b, beta=beta, alpha=alpha),
+        source(*own, dtype=dtype),
+        source(m, k, dtype=dtype),
+        source(k, n, dtype=dtype),
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, dtypes)
+def test_bmm(source, b, m, k, n, dtype):
+    check_product(products.bmm, torch.bmm, source(b, m, k, dtype=dtype), source(b, k, n, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, betas, factors, st.data())
+def test_addbmm(source, b, m, k, n, beta, alpha, data):
+    """The products of a batch are summed in the multiply-adds of one longer product."""
+    own = data.draw(st.sampled_from([(m, n), (n,)]))
+
+    def program(tally, c, x, y):
+        wide = [[number for matrix in x for number in matrix[i]] for i in range(m)]
+        return products.add_product(products.mm(tally, wide, [row for matrix in y for row in matrix]), c, beta, alpha)
+
+    check_product(
+        program,
+        lambda c, x, y: torch.addbmm(c, x, y, beta=beta, alpha=alpha),
+        source(*own),
+        source(b, m, k),
+        source(b, k, n),
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, betas, factors, st.data())
+def test_baddbmm(source, b, m, k, n, beta, alpha, data):
+    own = data.draw(st.sampled_from([(b, m, n), (1, m, n), (b, 1, n)]))
+    check_product(
+        lambda tally, c, x, y: products.add_product(products.bmm(tally, x, y), c, beta, alpha),
+        lambda c, x, y: torch.baddbmm(c, x, y, beta=beta, alpha=alpha),
+        source(*own),
+        source(b, m, k),
+        source(b, k, n),
+    )
+
+
+@cases
+@given(sources, st.lists(sizes, max_size=2), sizes, sizes, sizes, dtypes, st.data())
+def test_matmul(source, batch, m, k, n, dtype, data):
+    broadcast = [data.draw(st.sampled_from([size, 1])) for size in batch]
+    broadcast = broadcast[data.draw(st.integers(0, len(batch))) :]
+    batches = data.draw(st.permutations([batch, broadcast]))
+    left, right = (*batches[0], m, k), (*batches[1], k, n)
+    vectors = data.draw(st.sampled_from(["neither", "left", "right", "both"]))
+    left = (k,) if vectors in ("left", "both") else left
+    right = (k,) if vectors in ("right", "both") else right
+    check_product(products.matmul, torch.matmul, source(*left, dtype=dtype), source(*right, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, dtypes)
+def test_mv(source, m, k, dtype):
+    check_product(products.mv, torch.mv, source(m, k, dtype=dtype), source(k, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, betas, factors)
+def test_addmv(source, m, k, beta, alpha):
+    check_product(
+        lambda tally, c, a, b: products.add_product(products.mv(tally, a, b), c, beta, alpha),
+        lambda c, a, b: torch.addmv(c, a, b, beta=beta, alpha=alpha),
+        source(m),
+        source(m, k),
+        source(k),
+    )
+
+
+@cases
+@given(sources, sizes, dtypes)
+def test_dot(source, k, dtype):
+    check_product(Tally.dot, torch.dot, source(k, dtype=dtype), source(k, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, dtypes)
+def test_vdot(source, k, dtype):
+    program = products.vdot if dtype.is_complex else Tally.dot
+    check_product(program, torch.vdot, source(k, dtype=dtype), source(k, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, st.sampled_from([torch.outer, torch.ger]), dtypes)
+def test_outer(source, m, n, function, dtype):
+    check_product(products.outer, function, source(m, dtype=dtype), source(n, dtype=dtype))
+
+
+@cases
+@given(sources, sizes, sizes, betas, factors)
+def test_addr(source, m, n, beta, alpha):
+    check_product(
+        lambda tally, c, a, b: products.add_product(products.outer(tally, a, b), c, beta, alpha),
+        lambda c, a, b: torch.addr(c, a, b, beta=beta, alpha=alpha),
+        source(m, n),
+        source(m),
+        source(n),
+        products=False,
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes)
+def test_kron(source, a, b, c, d):
+    check_product(products.kron, torch.kron, source(a, b), source(c, d))
+
+
+EQUATIONS = (
+    "ij,jk->ik",
+    "bij,bjk->bik",
+    "bhqd,bhkd->bhqk",
+    "ij,ij->",
+    "i,j->ij",
+    "ij,j->ij",
+    "ijk,jl->il",
+    "ij,jk,kl->il",
+    "bi,oij,bj->bo",
+    "ii->i",
+    "ij->j",
+    "ijk->",
+    "abc,cd,de->abe",
+)
+
+
+def einsum_from_left(equation, *operands):
+    """Return an einsum of operands taken from left to right; opt_einsum, where installed, finds another order."""
+    with torch.backends.opt_einsum.flags(enabled=False):
+        return torch.einsum(equation, *operands)
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@random_cases(5)
+@given(sources, st.data())
+def test_einsum(equation, source, data):
+    terms = equation.split("->")[0].split(",")
+    size = {name: data.draw(sizes) for name in sorted(set("".join(terms)))}
+    check_product(
+        lambda tally, *operands: products.einsum(tally, equation, *operands),
+        lambda *operands: einsum_from_left(equation, *operands),
+        *[source(*[size[name] for name in term]) for term in terms],
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, sizes, st.booleans())
+def test_bilinear(source, b, i, j, o, biased):
+    check_product(
+        products.bilinear, F.bilinear, source(b, i), source(b, j), source(o, i, j), *([source(o)] if biased else [])
+    )
+
+
+@cases
+@given(sources, st.lists(sizes, min_size=4, max_size=6))
+def test_multi_dot(source, chain):
+    matrices = [source(m, n) for m, n in itertools.pairwise(chain)]
+    check_product(products.multi_dot, lambda *matrices: torch.linalg.multi_dot(matrices), *matrices)
+
+
+@cases
+@given(sources, st.lists(sizes, min_size=4, max_size=6))
+def test_chain_matmul(source, chain):
+    matrices = [source(m, n) for m, n in itertools.pairwise(chain)]
+    check_product(products.multi_dot, lambda *matrices: torch.chain_matmul(*matrices), *matrices)
+
+
+@cases
+@given(sources, sizes, sizes, sizes, st.sampled_from([1.0, 2.0, 3.0, 0.5, math.inf]))
+def test_cdist(source, m, n, k, p):
+    check_product(
+        lambda tally, a, b: products.cdist(tally, a, b, p),
+        lambda a, b: torch.cdist(a, b, p=p),
+        source(m, k),
+        source(n, k),
+        products=p == 2,  # the multiply-adds of `default` stand for any norm's work
+    )
+
+
+@random_cases(8)
+@given(sources, st.integers(26, 28), sizes, sizes)
+def test_cdist_by_product(source, m, n, k):
+    """From 26 rows on, Euclidean distances are one matrix product."""
+    check_product(products.cdist_by_product, torch.cdist, source(m, k), source(n, k), tolerance=1e-6)
+
+
+@cases
+@given(sources, sizes, sizes, sizes, st.sampled_from([1.0, 2.0, 3.0, 1.5]))
+def test_cdist_backward(source, m, n, k, p):
+    left, right = source(m, k), source(n, k)
+    check_product(
+        lambda tally, grad, a, b, distances: products.cdist_backward(tally, grad, a, b, p, distances),
+        lambda grad, a, b, distances: aten._cdist_backward(grad, a, b, p, distances),
+        source(m, n),
+        left,
+        right,
+        torch.cdist(left, right, p=p),
+    )
+
+
+@cases
+@given(sources, st.integers(2, 4), sizes, st.sampled_from([1.0, 2.0, 3.0]))
+def test_pdist(source, m, k, p):
+    def program(tally, rows):
+        return [products.cdist(tally, [rows[i]], [rows[j]], p)[0][0] for i, j in itertools.combinations(range(m), 2)]
+
+    check_product(program, lambda rows: F.pdist(rows, p), source(m, k), products=p == 2)
+
+
+@cases
+@given(sources, st.integers(2, 4), sizes, st.sampled_from([1.0, 2.0, 3.0, 1.5]))
+def test_pdist_backward(source, m, k, p):
+    rows = source(m, k)
+    distances = F.pdist(rows, p)
+    check_product(
+        lambda tally, grad, rows, distances: products.pdist_backward(tally, grad, rows, p, distances),
+        lambda grad, rows, distances: aten._pdist_backward(grad, rows, p, distances),
+        source(*distances.shape),
+        rows,
+        distances,
+    )
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped_mm")
+@cases
+@given(sources, st.lists(st.integers(0, 3), min_size=1, max_size=3), sizes, sizes)
+def test_grouped_mm(source, groups, k, n):
+    ends = torch.tensor(groups, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    # The kernel wants rows of 16 bytes.
+    rows, matrices = source(int(ends[-1]), 8 * k).bfloat16(), source(len(groups), 8 * k, 8 * n).bfloat16()
+    check_product(
+        lambda tally, a, b: products.grouped_mm(tally, a, b, ends.tolist()),
+        lambda a, b: F.grouped_mm(a, b, offs=ends),
+        rows,
+        matrices,
+        tolerance=0.1,
+    )
+
+
+@cases
+@given(sources, st.integers(17, 20), st.integers(1, 2), st.integers(1, 2))
+def test_int_mm(source, m, k, n):
+    def whole(*shape):
+        return source(*shape).mul(20).to(torch.int8)
+
+    check_product(
+        lambda tally, a, b: products.mm(tally, *[[[tally.number(x) for x in row] for row in rows] for rows in (a, b)]),
+        torch._int_mm,
+        whole(m, 8 * k),
+        whole(8 * k, 8 * n),
+    )
+
+
+@cases
+@given(sources, sizes, st.integers(1, 2), st.integers(1, 2))
+def test_weight_int8pack_mm(source, m, k, n):
+    """Weights of whole numbers, and a factor for each column of the result."""
+    weight = source(16 * n, 16 * k).mul(20).to(torch.int8)
+
+    def program(tally, a, factors):
+        rows = [[tally.number(number) for number in row] for row in weight.tolist()]
+        return [[x * y for x, y in zip(row, factors, strict=True)] for row in products.linear(tally, a, rows)]
+
+    check_product(
+        program,
+        lambda a, factors: aten._weight_int8pack_mm(a, weight, factors),
+        source(m, 16 * k).bfloat16(),
+        source(16 * n).bfloat16(),
+        tolerance=0.1,
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, st.booleans())
+def test_addmm_activation(source, m, k, n, gelu):
+    def activate(x):
+        if not gelu:
+            return x.max(0.0)
+        inner = ((x * x * x * 0.044715) + x) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (inner.call("tanh", math.tanh) + 1.0)
+
+    def expect(c, a, b):
+        return F.gelu(c + a @ b, approximate="tanh") if gelu else F.relu(c + a @ b)
+
+    check_product(
+        lambda tally, c, a, b: [
+            [activate(x) for x in row] for row in products.add_product(products.mm(tally, a, b), c, 1, 1)
+        ],
+        lambda c, a, b: aten._addmm_activation(c, a, b, use_gelu=gelu),
+        source(n),
+        source(m, k),
+        source(k, n),
+        expected=expect,
+    )
+
+
+@cases
+@given(sources, sizes, sizes, sizes, st.booleans())
+def test_sparse_mm(source, m, k, n, rows):
+    """What is not stored is not multiplied."""
+    left = source(m, k)
+    left = left * (left > 0)
+    right = source(k, n)
+    tally = Tally()
+    mine = products.sparse_mm(tally, tally.numbers(left), tally.numbers(right))
+    stored = left.to_sparse_csr() if rows else left.to_sparse()
+    check_results(mine, torch.sparse.mm(stored, right), 1e-9)
+    check_counts(tally, torch.sparse.mm, stored, right)
+
+
+@random_cases(5)
+@given(sources, st.integers(1, 2), st.integers(1, 2), st.booleans())
+def test_scaled_mm(source, m, n, biased):
+    a, b = (source(16 * rows, 16).to(torch.float8_e4m3fn) for rows in (m, n))
+    one, other = (source(1).abs().float()[0] for _ in range(2))
+
+    def program(tally, a, b, one, other, *bias):
+        product = products.mm(tally, a, products.transpose(b))
+        scaled = [[number * one * other for number in row] for row in product]
+        return products.add(scaled, *bias) if bias else scaled
+
+    check_product(
+        program,
+        lambda a, b, one, other, *bias: torch._scaled_mm(a, b.t(), one, other, *bias, out_dtype=torch.float32),
+        a,
+        b,
+        one,
+        other,
+        *([source(16 * n).float()] if biased else []),
+        tolerance=0.01,
+    )
+
+
+@cases
+@given(
+    sources,
+    sizes,
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.sampled_from(["sum", "mean", "max"]),
+    st.data(),
+)
+def test_embedding_bag(source, d, lengths, mode, data):
+    indices = [data.draw(st.integers(0, 4)) for _ in range(sum(lengths))]
+    offsets = [sum(lengths[:bag]) for bag in range(len(lengths))]
+    weights = [source(len(indices))] if mode == "sum" and data.draw(st.booleans()) else []
+    if not indices:
+        return
+    check_product(
+        lambda tally, table, *weights: products.embedding_bag(tally, table, indices, offsets, mode, *weights),
+        lambda table, *weights: F.embedding_bag(
+            torch.tensor(indices),
+            table,
+            torch.tensor(offsets),
+            mode=mode,
+            per_sample_weights=weights[0] if weights else None,
+        ),
+        source(5, d),
+        *weights,
+        products=False,
+    )
+
+
+@cases
+@given(sources, sizes, st.lists(sizes, min_size=2, max_size=3), st.booleans())
+def test_affine_grid(source, b, spatial, align_corners):
+    check_product(
+        lambda tally, matrices: products.affine_grid(tally, matrices, spatial, align_corners),
+        lambda matrices: F.affine_grid(matrices, [b, 1, *spatial], align_corners=align_corners),
+        source(b, len(spatial), len(spatial) + 1),
+    )
+
+
+def product_of_two(tally, a, b):
+    return products.mm(tally, a, b)
+
+
+def product_with_one_more_addition(tally, a, b):
+    result = products.mm(tally, a, b)
+    result[0][0] = result[0][0] + 0.0
+    return result
+
+
+def product_that_multiplies_and_adds_apart(tally, a, b):
+    columns = products.transpose(b)
+    return [[tally.sum(x * y for x, y in zip(row, column, strict=True)) for column in columns] for row in a]
+
+
+def product_that_is_wrong(tally, a, b):
+    return products.mm(tally, a, [row[::-1] for row in b])
+
+
+def test_the_claim_sees_what_is_wrong():
+    tensors = (Source(0)(2, 3), Source(1)(3, 2))
+    assert check_product(product_of_two, torch.mm, *tensors).macs == 12
+    with pytest.raises(AssertionError, match="exact counts 24"):
+        check_product(product_with_one_more_addition, torch.mm, *tensors)
+    with pytest.raises(AssertionError, match="default counts 12 multiply-adds"):
+        check_product(product_that_multiplies_and_adds_apart, torch.mm, *tensors)
+    with pytest.raises(AssertionError, match="not close"):
+        check_product(product_that_is_wrong, torch.mm, *tensors)

@@ -1,0 +1,56 @@
+"""The recipes of CONTRIBUTING.md: each diff applies, and the command below it works then."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.checkout import ROOT
+
+RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(.*?)\n```", re.MULTILINE | re.DOTALL)
+RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
+SHOWN = {
+    "A formula": "macs:        3*b*t*d",
+    "A convention": "hardware",
+    "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
+    "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",
+    "A command and its report": "class      modules\n---------  -------\nLinear          49\n",
+    "A feature": "{'': 40}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the sources with all recipes applied."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("fvflops", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for _, diff, _ in RECIPES:
+        subprocess.run(["git", "apply", "--unsafe-paths", "-"], input=diff, text=True, check=True, cwd=folder)
+    return folder
+
+
+def test_there_is_a_recipe_for_each_kind_of_change():
+    assert [title for title, _, _ in RECIPES] == list(SHOWN)
+
+
+def test_a_recipe_is_a_file_or_two_and_an_entry():
+    for title, diff, _ in RECIPES:
+        files = re.findall(r"^--- (.*)\n\+\+\+ (.*)\n", diff, re.MULTILINE)
+        entries = [new for old, new in files if old != "/dev/null"]
+        assert len(entries) <= 1, title
+        assert len(files) <= (3 if title == "A feature" else 2), title
+
+
+@pytest.mark.parametrize(("title", "command"), [(title, command) for title, _, command in RECIPES])
+def test_the_command_of_a_recipe_works(copy, title, command):
+    program, *arguments = shlex.split(command)
+    start = [sys.executable, "-m", "fvflops"] if program == "fvflops" else [sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "80"}
+    done = subprocess.run([*start, *arguments], capture_output=True, text=True, cwd=copy, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert SHOWN[title] in done.stdout

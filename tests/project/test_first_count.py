@@ -1,0 +1,304 @@
+"""The first count of a process: what it must not import, and what keeps it from that."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import itertools
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis
+from fvflops.capture.shapes import plain_sizes as module
+from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.garbage_collector import gc_paused
+from tests.support.checkout import ROOT
+from tests.support.tools import load_tool
+
+SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
+HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "torch.utils._sympy", SYMBOLIC)
+
+COUNTS = """
+import json, logging, sys, warnings
+import torch
+imported_by_torch = set(sys.modules)
+from fvflops import FlopCountAnalysis
+first = {name for name in sys.modules if name.startswith("fvflops.reports.")}
+from fvflops import ByteCountAnalysis, TrainingStepAnalysis, flop_count_table, record
+from tests.project.test_first_count import tell_mistakes
+from tests.support.models.layers import LAYERS
+from tests.support.models.whole_models import MODELS, build_case
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+shapes = {"execution": "shapes"}  # nothing is to hide in a fallback
+
+class Attends(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16), 2)
+    def forward(self, x):
+        return self.layers(x, mask=torch.nn.Transformer.generate_square_subsequent_mask(len(x)))
+
+cases = {name: build_case(name, LAYERS) for name in LAYERS}
+cases |= {name: build_case(name) for name in MODELS if ":" not in name or name.startswith("zoo:")}
+cases |= {
+    "attends": (Attends(), (torch.ones(5, 2, 8),)),
+    "transposed": (torch.nn.PReLU(), (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),)),
+    "whole numbers": (torch.nn.Identity(), (torch.ones(3, dtype=torch.int32),)),
+}
+for name, (model, inputs) in cases.items():
+    if name in ("gru, packed", "lstm, packed", "rnn, packed"):
+        continue
+    FlopCountAnalysis(model, inputs, **shapes).total()
+model, inputs = cases["encoder layer"]
+ByteCountAnalysis(model, inputs, **shapes).total()
+flop_count_table(FlopCountAnalysis(model, inputs, **shapes))
+for optimizer in (torch.optim.SGD, torch.optim.AdamW, None):
+    model.train()
+    TrainingStepAnalysis(
+        model, inputs, loss=lambda y: y.square().mean(), optimizer=optimizer
+    ).total()
+with record(model, execution="shapes"):
+    model(*inputs)
+added = set(sys.modules) - imported_by_torch
+print(json.dumps({"added": sorted(added), "reports": sorted(first), "mistakes": tell_mistakes()}))
+print(*sorted(set(sys.modules) - imported_by_torch - added))
+"""
+
+
+def is_heavy(name: str) -> bool:
+    return any(name == heavy or name.startswith(f"{heavy}.") for heavy in HEAVY)
+
+
+WRONG = {
+    "group norm": lambda: (nn.GroupNorm(2, 4), torch.ones(2, 6, 3, 3)),
+    "prelu": lambda: (nn.PReLU(3), torch.ones(2, 4, 3)),
+    "embedding": lambda: (nn.Embedding(4, 3), torch.ones(2, 3)),
+    "product": lambda: (lambda x: torch.bmm(x, x), torch.ones(2, 3, 4)),
+    "cat": lambda: (lambda x: torch.cat([x, x[:1, :1]]), torch.ones(2, 3)),
+    "where": lambda: (lambda x: torch.where(x, x, x), torch.ones(2, 3)),
+}
+
+
+def tell_mistakes() -> dict[str, str]:
+    """Return what is said of each wrong input."""
+    told = {}
+    for name, make in WRONG.items():
+        model, x = make()
+        with pytest.raises(Exception) as caught:
+            FlopCountAnalysis(model, x, execution="shapes").total()
+        told[name] = f"{caught.type.__name__}: {caught.value}"
+    return told
+
+
+@pytest.fixture(scope="module")
+def process():
+    """What a new process imported for its first counts, and said of wrong inputs."""
+    command = [sys.executable, "-c", COUNTS]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr[-2000:]
+    found, after = result.stdout.splitlines()[-2:]
+    return {**json.loads(found), "after": after.split()}
+
+
+def test_the_first_counts_import_neither_sympy_nor_a_compiler(process):
+    names = process["added"] + process["after"]
+    assert "fvflops.capture.shapes.shape_mode" in names
+    assert not list(filter(is_heavy, names))
+    assert not [name for name in names if name.startswith(("torch._decomp", "torch._refs", "torch._meta"))]
+    assert not {"pandas", "matplotlib", "networkx", "torchvision"}.intersection(names)
+    assert process["reports"] == ["fvflops.reports.names"]
+
+
+def test_a_wrong_input_is_told_as_with_the_symbolic_modules(process):
+    importlib.import_module("torch._dynamo")
+    assert process["mistakes"] == tell_mistakes() and len(process["mistakes"]) == len(WRONG)
+
+
+@pytest.fixture
+def nothing_heavy(monkeypatch):
+    """Let the heavy modules be as if they were not imported yet, which other tests have."""
+    for name in filter(is_heavy, list(sys.modules)):
+        monkeypatch.delitem(sys.modules, name)
+    clear_cache()
+    yield
+    clear_cache()
+
+
+VALUES = (True, False, 0, 1, 3, 1.5)
+ARGUMENTS = [*((value,) for value in VALUES), *itertools.product(VALUES, VALUES), ((2, 3), [2, 3]), ((2,), (2, 3)), ()]
+
+
+@pytest.mark.parametrize("name", [name for name in vars(module._STAND_INS[SYMBOLIC]) if not name.startswith("_")])
+def test_a_stand_in_answers_as_torch_does(name):
+    original = getattr(importlib.import_module(SYMBOLIC), name)
+    stand_in = getattr(module._STAND_INS[SYMBOLIC], name)
+
+    def outcome(function, arguments):
+        try:
+            result = function(*arguments)
+            return type(result), result
+        except Exception as error:
+            return type(error), str(error)
+
+    warnings.simplefilter("ignore", FutureWarning)
+    tensors = [] if name != "free_unbacked_symbols" else [(torch.ones(2, 3),), (torch.ones(()),)]
+    for arguments in tensors:
+        assert not original(*arguments) and not stand_in(*arguments)
+    for arguments in [] if tensors else ARGUMENTS:
+        assert outcome(stand_in, arguments) == outcome(original, arguments), arguments
+
+
+def test_torch_alone_gets_stand_ins_and_only_in_functions(nothing_heavy):
+    code = f"from {SYMBOLIC} import guard_or_false as found\ndef ask():\n from {SYMBOLIC} import guard_or_false\n"
+    code += " return guard_or_false"
+    for name, in_module, in_function in (("torch._refs", False, True), ("other", False, False)):
+        space = {"__name__": name}
+        with plain_sizes():
+            stand_in = module._STAND_INS[SYMBOLIC]
+            exec(code.partition("\n")[2], space)
+            assert (space["ask"]() is stand_in.guard_or_false) is in_function
+            exec(code, space)
+            assert (space["found"] is stand_in.guard_or_false) is in_module
+
+
+def test_the_import_function_is_put_back(nothing_heavy):
+    original = builtins.__import__
+    with pytest.raises(KeyboardInterrupt), plain_sizes():
+        assert builtins.__import__ is not original
+        with plain_sizes():
+            pass
+        assert builtins.__import__ is not original
+        raise KeyboardInterrupt
+    assert builtins.__import__ is original
+
+
+def test_an_import_function_of_others_is_left_and_gets_no_stand_ins_later(nothing_heavy):
+    original = builtins.__import__
+    with plain_sizes():
+        ours = builtins.__import__
+        sympy = ours("sympy", {"__name__": "torch._refs"})
+
+        def theirs(*args, **options):
+            return ours(*args, **options)
+
+        builtins.__import__ = theirs
+    try:
+        assert builtins.__import__ is theirs
+        ours.original = lambda *args: "imported"
+        assert sympy.Basic is not None and ours("sympy", {"__name__": "torch._refs"}) == "imported"
+        builtins.__import__ = ours
+        with plain_sizes():  # as if nothing were left
+            assert builtins.__import__ is not ours
+            assert builtins.__import__("sympy", {"__name__": "torch._refs"}).Basic is sympy.Basic
+    finally:
+        builtins.__import__ = original
+
+
+def test_a_count_leaves_torchs_functions_to_the_compiler(nothing_heavy):
+    wrapped = []
+    kept = torch._refs.where
+    while kept is not None:
+        wrapped.append(kept)
+        kept = getattr(kept, "__wrapped__", None)
+    before = [dict(vars(function)) for function in wrapped]
+    for function in wrapped:
+        vars(function).pop("__dynamo_disable", None)
+    try:
+        x = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        FlopCountAnalysis(lambda x: torch.where(x > 0, x, 0.5), x, execution="shapes").total()
+        assert not any("__dynamo_disable" in vars(function) for function in wrapped)
+        assert not any(map(is_heavy, sys.modules))
+    finally:
+        for function, attributes in zip(wrapped, before, strict=True):
+            vars(function).update(attributes)
+
+
+def test_nothing_is_replaced_where_all_is_imported():
+    importlib.import_module("torch._dynamo")
+    original = builtins.__import__
+    with plain_sizes():
+        assert builtins.__import__ is original
+
+
+def test_a_burst_of_work_starts_no_full_collection():
+    generations = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "stop":
+            generations.append(about["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        with gc_paused():
+            kept = [[index] for index in range(200_000)]
+        after = [[index] for index in range(10)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(kept) > len(after) and generations == [0]
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    try:
+        with gc_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return vars(load_tool("first_count.py"))
+
+
+def test_the_tool_measures_a_new_process(tool):
+    measured = tool["measure_apart"]("toy")
+    assert min(measured.torch, measured.fvflops, measured.count) > 0
+    assert measured.modules < 30 and list(measured.asked) == []
+
+
+def test_the_tool_sees_a_model_that_asks_for_sympy(tool):
+    class Asks(nn.Module):
+        def forward(self, x):
+            import sympy
+
+            return x * float(sympy.Integer(2))
+
+    assert tool["ask_without_heavy"](Asks(), (torch.ones(2),))[0] == "sympy"
+    assert tool["ask_without_heavy"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
+
+
+def test_the_tool_fails_where_a_limit_is_missed(tool, monkeypatch, capsys):
+    spent = {"zoo:lenet5": (0.05, 0.1, ()), "zoo:gpt2": (0.05, 0.3, ()), "zoo:vit_b_16": (0.05, 0.1, ("sympy",))}
+
+    def measure(name):
+        if name not in spent:
+            raise RuntimeError("out of memory")
+        fvflops, count, asked = spent[name]
+        return tool["Measured"](torch=1.0, fvflops=fvflops, count=count, modules=2, asked=asked)
+
+    monkeypatch.setitem(tool["measure_all"].__globals__, "measure_apart", measure)
+    assert tool["main"](["--only", "zoo:lenet5", "--repeat", "2"]) == 0
+    assert "1 models, 0 of which miss a limit or failed" in capsys.readouterr().out
+    monkeypatch.setitem(spent, "zoo:resnet50", (0.05, 0.1, ()))
+    assert tool["main"](["--only", "zoo:"]) == 1
+    cells = [row.split("|") for row in capsys.readouterr().out.splitlines() if row.startswith("| zoo")]
+    missed = {row[1].strip(): row[-2].strip() for row in cells}
+    assert missed == {
+        "zoo:lenet5": "",
+        "zoo:resnet50": "",
+        "zoo:vit_b_16": "asked for sympy",
+        "zoo:gpt2": "with the first count: 0.35, limit 0.25",
+        "zoo:llama_tiny": "out of memory",
+    }

@@ -1,0 +1,149 @@
+"""Every file imports from its own part of the package or from those below, and features from no other but a few."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkout import ROOT
+
+PACKAGE = ROOT / "fvflops"
+# From the bottom up; parts in one tuple do not import each other.
+FLOORS = (
+    ("units", "paths", "text", "garbage_collector", "torch_internals"),
+    ("trace", "zoo"),
+    ("formulas", "capture"),
+    ("counting",),
+    ("views",),
+    ("reports",),
+    ("analysis",),
+    ("features",),
+    ("integrations",),
+    ("cli",),
+)
+LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
+# Feature → the features that it builds upon.
+BUILDS_UPON = {
+    "budget": {"memory"},
+    "deepspeed": {"profiling"},
+    "generation": {"scaling"},
+    "parameters": {"experts"},
+    "planning": {"communication"},
+    "profiling": {"roofline", "utilisation"},
+    "roofline": {"utilisation"},
+}
+# A reader takes in no more files of one folder; `__init__` is not counted.
+LARGEST_FOLDER = 17
+
+
+def imported_modules(path: Path, source: str) -> set[tuple[str, ...]]:
+    """Return the modules of fvflops, without its name, that a file imports anywhere, TYPE_CHECKING blocks included."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise AssertionError(f"{path} imports relatively: name the module in full")
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {tuple(name.split(".")[1:]) for name in modules if name.startswith("fvflops.")}
+
+
+def forbidden_imports(path: Path, source: str) -> set[str]:
+    """Return what a file may not import: parts above its own or beside it, and features that its own does not name."""
+    own = path.relative_to(PACKAGE).with_suffix("").parts
+    found = set()
+    for module in imported_modules(path, source):
+        part = module[0]
+        if part not in LEVEL or part == own[0]:
+            if part == own[0] == "features" and module[1] != own[1] and module[1] not in BUILDS_UPON.get(own[1], ()):
+                found.add(f"features.{module[1]}")
+        elif LEVEL[part] >= LEVEL[own[0]]:
+            found.add(part)
+    return found
+
+
+FILES = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in LEVEL]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_imports_upward_or_sideways(path: Path) -> None:
+    assert path.relative_to(PACKAGE).parts[0].removesuffix(".py") in LEVEL
+    assert not forbidden_imports(path, path.read_text())
+
+
+def test_an_upward_and_a_sideways_import_are_seen() -> None:
+    trace, feature = PACKAGE / "trace" / "trace.py", PACKAGE / "features" / "diff" / "diff.py"
+    assert forbidden_imports(trace, "def f():\n    from fvflops.capture.run import record_call") == {"capture"}
+    assert forbidden_imports(trace, "import fvflops.cli") == {"cli"}
+    assert forbidden_imports(trace, "from fvflops import reports") == {"reports"}
+    assert forbidden_imports(PACKAGE / "capture" / "run.py", "import fvflops.formulas.table") == {"formulas"}
+    assert forbidden_imports(PACKAGE / "formulas" / "rows.py", "from fvflops.trace import Call") == set()
+    assert forbidden_imports(feature, "from fvflops.features.budget.model import BudgetReport") == {"features.budget"}
+    assert forbidden_imports(feature, "from fvflops.features.diff.model import ModelDifference") == set()
+
+
+def test_features_name_only_others_that_they_build_upon() -> None:
+    for feature, others in BUILDS_UPON.items():
+        files = (PACKAGE / "features" / feature).rglob("*.py")
+        used = {module[1] for path in files for module in imported_modules(path, path.read_text()) if len(module) > 1}
+        assert others <= used, f"{feature} no longer builds upon {others - used}"
+
+
+def test_no_folder_holds_more_files_than_a_reader_takes_in() -> None:
+    folders = {path.parent for path in FILES}
+    sizes = {folder: len([*folder.glob("*.py")]) - 1 for folder in folders if folder != PACKAGE}
+    assert not {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER}
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys, fvflops.cli\ntry:\n    fvflops.cli.main(['--help'])\nfinally:\n    print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.rstrip().endswith("False")
+    assert "count" in result.stdout
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return module → the modules of fvflops that it imports anywhere, as dotted paths from the package."""
+    modules = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    modules = {parts[:-1] if parts[-1] == "__init__" else parts: path for parts, path in modules.items()}
+    graph: dict[str, set[str]] = {}
+    for parts, path in modules.items():
+        found = set()
+        for name in imported_modules(path, path.read_text()):
+            while name and name not in modules:
+                name = name[:-1]
+            found.add(".".join(name))
+        graph[".".join(parts)] = found - {".".join(parts), ""}
+    return graph
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return modules that import each other in a circle, none if there is no circle."""
+    left = dict(graph)
+    while left:  # what imports nothing of the rest is in no circle
+        free = [module for module, imported in left.items() if not imported & left.keys()]
+        if not free:
+            path = [next(iter(left))]
+            while path[-1] not in path[:-1]:
+                path.append(next(iter(left[path[-1]] & left.keys())))
+            return path[path.index(path[-1]) :]
+        for module in free:
+            del left[module]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = import_graph()
+    assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"counting.count"}
+    assert find_circle(graph) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -1,0 +1,263 @@
+"""The HTML report in a headless Chromium: what it shows, and what it does on clicks and keys."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fvflops.reports import REPORTS
+from fvflops.trace import Summary
+from fvflops.views.breakdown import Breakdown, Cell, Measure
+from tests.support.reports.breakdowns import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def give_up(reason: str) -> None:
+    """Skip with a notice, but fail in CI, where these tests are to be run."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}, and CI is set")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        give_up("playwright is not installed: tools/environment test")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        give_up("no Chromium is installed: apt-get install chromium")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium has no sandbox
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path) -> Iterator[Any]:
+    """Return what opens a breakdown as a page; at the end there may be no error on the console, nor any request."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
+    page.set_default_timeout(15_000)
+
+    def open_page(breakdown: Breakdown) -> Any:
+        path = tmp_path / "report.html"
+        path.write_text("".join(REPORTS["html"](breakdown)), encoding="utf-8")
+        page.goto(path.as_uri())
+        page.wait_for_selector(".cell")
+        return page
+
+    yield open_page
+    page.close()
+    assert wrong == []
+
+
+def widths(page: Any) -> dict[str, float]:
+    """Return the drawn modules, by the last line of their paths, and their widths in percent."""
+    return page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".icicle .cell.module")].map(
+            (cell) => [cell.title.split("\\n")[0], parseFloat(cell.style.width)]))"""
+    )
+
+
+def column(page: Any, table: str, index: int) -> list[str]:
+    return page.eval_on_selector_all(
+        f"#{table} tbody tr", f"(rows) => rows.map((row) => row.children[{index}].textContent)"
+    )
+
+
+def test_page_shows_the_model(show):
+    page = show(break_net_down())
+    assert page.inner_text("h1") == "Net" and "convention default" in page.inner_text("#subtitle")
+    assert widths(page) == {"Net": 100, "encoder": 85, "encoder.attn": 40, "encoder.mlp": 40, "head": 15}
+    assert page.inner_text(".cell.own") == "itself"
+    assert page.eval_on_selector(".cell.own", "(cell) => parseFloat(cell.style.width)") == 5
+    assert page.inner_text(".tile[aria-checked=true] .tile-value") == "≥ 1 K"
+    assert column(page, "module-table", 0) == ["Net", "encoder", "encoder.attn", "encoder.mlp", "head"]
+    assert column(page, "module-table", 2) == ["100.0%", "85.0%", "40.0%", "40.0%", "15.0%"]
+    assert column(page, "module-table", 3) == ["≥ 1 K", "≥ 850", "≥ 400", "400", "150"]
+    assert column(page, "operator-table", 0) == ["linear", "mm", "add", "scan"]
+    assert column(page, "operator-table", 1) == ["55.0%", "40.0%", "5.0%", "unsupported"]
+    assert column(page, "operator-table", 2) == ["550", "400", "50", "unsupported"]
+    assert page.inner_text(".status.unknown .big") == "2 calls" and "4.1 K output" in page.inner_text(".status.unknown")
+    assert page.inner_text(".status.free .big") == "3 calls"
+    assert "lower bounds" in page.inner_text("#ledger-hint")
+
+
+def test_zoom_by_click_and_keys(show):
+    page = show(break_net_down())
+    page.click(".cell[aria-label^='encoder,']")
+    assert widths(page) == {"encoder": 100, "encoder.attn": 47.0588, "encoder.mlp": 47.0588}
+    assert page.inner_text("#path").split() == ["Net", "encoder"]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    selected = page.get_attribute(".icicle", "aria-activedescendant")
+    assert page.get_attribute(f"#{selected}", "aria-label") == "encoder.mlp, Linear, FLOPs 400, 40.0% of the model"
+    assert page.inner_text("#live") == "encoder.mlp, Linear, FLOPs 400, 40.0% of the model"
+    assert "(in_features=4)" in page.inner_text("#detail")
+    page.keyboard.press("Enter")
+    assert widths(page) == {"encoder.mlp": 100}
+    page.keyboard.press("Escape")
+    assert "encoder.attn" in widths(page) and "head" not in widths(page)
+    page.keyboard.press("Backspace")
+    assert "head" in widths(page)
+    owned = page.get_attribute(".icicle", "aria-owns").split()
+    assert [page.get_attribute(f"#{cell}", "aria-label").split(",")[0] for cell in owned] == [
+        "the whole model", "encoder", "encoder.attn", "encoder.mlp", "head",
+    ], "a screen reader is told of modules in their order, whichever was drawn first"  # fmt: skip
+    page.click("#module-table button.open >> text=encoder.attn")
+    assert widths(page) == {"encoder.attn": 100}
+    page.keyboard.press("Home")
+    assert len(widths(page)) == 5
+    page.click(".crumb")
+    assert page.get_attribute(".cell[aria-label^='encoder,']", "aria-expanded") == "true"
+
+
+def test_measures_phases_and_operators(show):
+    page = show(break_net_down())
+    page.click(".tile[data-key=parameters]")
+    assert widths(page) == {"Net": 100, "encoder": 30, "encoder.mlp": 30, "head": 70}
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".tile[aria-checked=true] .tile-title") == "Bytes"
+    assert f"{2**60 + 1:,}" in page.inner_text("#detail"), "every digit of what no double holds"
+    page.click(".tile[data-key=rate]")
+    assert page.inner_text(".tile[data-key=rate] .tile-value") == "≥ 66.7 M"  # 1000 FLOPs in 15 µs
+    assert "FLOP/s" in page.inner_text("#legend")
+    page.click(".tile[data-key=flops]")
+    page.select_option("#phase", "backward")
+    assert widths(page) == {"Net": 100, "encoder": 100, "encoder.attn": 100}
+    page.select_option("#phase", "")
+    page.click("#operator-table button.open >> text=linear")
+    assert widths(page) == {"Net": 100, "encoder": 72.7273, "encoder.mlp": 72.7273, "head": 27.2727}
+    page.select_option("#operator", "")
+    for split, stops in (("phase", "90.00%"), ("operator", "55.00%")):
+        page.click(f"#split label:has([value={split}])")
+        assert stops in page.eval_on_selector(".cell[aria-label^='the whole']", "(cell) => cell.style.background")
+    assert page.inner_text("#legend").split() == ["linear", "mm", "add"]
+
+
+def test_search(show):
+    page = show(break_net_down())
+    page.keyboard.press("/")
+    page.keyboard.type("LINEAR")
+    page.wait_for_selector(".cell.hit")
+    assert page.inner_text("#hits").startswith("2 modules found, together 550 (55.0%)")
+    assert column(page, "module-table", 0) == ["encoder.mlp", "head"]
+    assert page.locator(".cell.hit").count() == 2 and page.locator(".cell.module.dim").count() == 3
+    page.keyboard.press("Enter")
+    assert widths(page) == {"encoder.mlp": 100}
+    page.fill("#search", "nowhere")
+    page.wait_for_selector("#module-table tbody tr", state="detached")
+    assert page.inner_text("#hits") == "No module has this in its name or class."
+
+
+def test_tables_are_sorted(show):
+    page = show(break_net_down())
+    page.click("#module-table thead button >> text=Parameters")
+    assert column(page, "module-table", 0) == ["Net", "head", "encoder", "encoder.mlp", "encoder.attn"]
+    assert page.inner_text("#module-table [aria-sort=descending]") == "Parameters ↓"
+    page.keyboard.press("Enter")  # the heading keeps the focus
+    assert column(page, "module-table", 0)[-1] == "Net"
+    page.click("#module-table thead button >> text=Class")
+    assert column(page, "module-table", 1) == ["Attention", "Block", "Linear", "Linear", "Net"]
+    page.click("#operator-table thead button >> text=Operator")
+    assert column(page, "operator-table", 0) == ["add", "linear", "mm", "scan"]
+
+
+def test_hostile_names_are_text(show):
+    page = show(break_hostile_down())
+    assert page.evaluate("window.HACKED") is None
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+    shown = column(page, "module-table", 0)
+    assert shown[1:4] == [HOSTILE[0], HOSTILE[1], r"\x1b[31mred\x1b[0m"]
+    assert shown[4:9] == [r"line\nbreak", r"\u202eleft", "שלום", "{{data}}", "&lt;"]
+    assert shown[9] == "x" * 400
+    assert len(page.get_attribute(f"#module-table button[title^='{'x' * 50}']", "title")) == 10_000
+    assert page.inner_text("h1") == HOSTILE[0] and page.title() == f"{HOSTILE[0]} · fvflops"
+    page.click("#split label:has([value=operator])")
+    for name in HOSTILE[:2]:
+        assert name in page.inner_text("#legend") and name in page.inner_text("#ledger")
+        assert name in page.inner_text("#about") and name in page.inner_text("#operator-table")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a long name does not widen the page"
+
+
+def test_light_and_dark(show):
+    page = show(break_net_down())
+
+    def brightness() -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return int(colour.removeprefix("rgb(").split(",")[0])
+
+    page.emulate_media(color_scheme="light")
+    assert brightness() > 200
+    page.emulate_media(color_scheme="dark")
+    assert brightness() < 50
+    page.click("#theme")
+    assert "Light" in page.inner_text("#theme") and brightness() > 200
+    page.emulate_media(color_scheme="light")
+    page.click("#theme")
+    assert "Dark" in page.inner_text("#theme") and brightness() < 50
+    page.emulate_media(media="print")
+    assert brightness() == 255 and not page.is_visible("#search")
+
+
+def test_fifty_thousand_modules(show):
+    page = show(break_large_down())
+    assert page.inner_text("#module-hint").startswith("50,001 modules")
+    assert page.locator(".cell").count() < 1000, "what is narrower than a pixel or two is drawn together"
+    assert len(column(page, "module-table", 0)) == 50
+    page.click(".more")
+    assert len(column(page, "module-table", 0)) == 550
+    page.fill("#search", "b42.l7")
+    page.wait_for_selector(".more", state="detached")
+    assert page.inner_text("#hits").startswith("11 modules found")  # l7 and l70 to l79: the layers end at l498
+    page.fill("#search", "")
+    page.click(".cell[aria-label^='b42,']")
+    assert widths(page)["b42"] == 100 and len(widths(page)) == 500
+
+
+def test_two_reports_are_compared(show, tmp_path):
+    net = break_net_down()
+    wider = Measure("FLOPs", {Cell("encoder.mlp", "forward", "linear"): 800, Cell("neck", "forward", "linear"): 20})
+    other = Breakdown(build_tree("encoder", "encoder.mlp", "neck"), {"flops": wider})
+    (tmp_path / "other.html").write_text("".join(REPORTS["html"](other)), encoding="utf-8")
+    (tmp_path / "wrong.json").write_text('{"format": "<b>"}', encoding="utf-8")
+    page = show(net)
+    page.set_input_files("#other", tmp_path / "wrong.json")
+    page.wait_for_selector("#notice:not([hidden])")
+    assert "wrong.json cannot be shown beside this report" in page.inner_text("#notice")
+    page.set_input_files("#other", tmp_path / "other.html")
+    page.wait_for_selector("#comparison:not([hidden])")
+    assert column(page, "differences", 0) == [
+        "encoder.attn",
+        "encoder.mlp",
+        "the whole model",
+        "head",
+        "encoder",
+        "neck",
+    ]
+    assert column(page, "differences", 3) == ["-400", "+400", "-180", "-150", "-50", "+20"]
+    assert column(page, "differences", 2)[0] == "not there" and column(page, "differences", 4)[-1] == "new"
+    assert "2 modules only here, 1 module only in the other" in page.inner_text("#compared")
+    assert page.locator(".icicle").count() == 2
+    # A summary as --format json writes it can be compared with too; what it holds is with all that is inside.
+    columns = {"flops": {"": 1020, "encoder": 870, "encoder.mlp": 420, "encoder.attn": 400, "head": 150}}
+    (tmp_path / "summary.json").write_text(REPORTS["json"](Summary(net.modules, columns)), encoding="utf-8")
+    page.set_input_files("#other", tmp_path / "summary.json")
+    page.wait_for_selector("text=is not split by phase and operator")
+    assert column(page, "differences", 0) == ["the whole model", "encoder", "encoder.mlp"]
+    assert column(page, "differences", 3) == ["+20", "+20", "+20"]
+    assert page.locator(".icicle").count() == 2
+    page.click("#uncompare")
+    assert page.locator(".icicle").count() == 1 and not page.is_visible("#comparison")

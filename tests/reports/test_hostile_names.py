@@ -1,0 +1,214 @@
+"""Hostile names in every output: shown as text, never obeyed, and never a reason for a broken line or file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from markdown_it import MarkdownIt
+
+from fvflops import (
+    FlopCountAnalysis,
+    ProfileAnalysis,
+    Trace,
+    diff,
+    flop_count_str,
+    flop_count_table,
+    roofline,
+    summarise,
+)
+from fvflops.analysis.model_analysis import analysed_run
+from fvflops.counting import TableCostModel, build_timeline
+from fvflops.features.budget import report as budget_report
+from fvflops.features.budget.budget_file import parse_budgets, update_text
+from fvflops.features.budget.model import BudgetReport, CheckResult, Limit, Regression
+from fvflops.features.deepspeed import report as deepspeed_report
+from fvflops.features.deepspeed.compute import read_profile
+from fvflops.features.roofline import plot as roofline_plot
+from fvflops.features.roofline.report import roofline_report
+from fvflops.formulas import load_table
+from fvflops.reports import EXPORTS, REPORTS
+from fvflops.reports.formats import write_document
+from fvflops.reports.fvcore import parameter_table as parameters
+from fvflops.reports.pictures import picture
+from fvflops.reports.terminal import op_coverage
+from fvflops.views.breakdown import read_breakdown
+from tests.support.reports.hostile_names import NAMES, record_benign, record_hostile
+
+Render = Callable[[FlopCountAnalysis], str]
+
+
+def count(trace: Trace) -> FlopCountAnalysis:
+    analysis = FlopCountAnalysis.from_trace(trace)
+    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+
+
+def profile(trace: Trace) -> ProfileAnalysis:
+    analysis = ProfileAnalysis.from_trace(trace)
+    return analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+
+
+def judge_names(analysis: FlopCountAnalysis) -> BudgetReport:
+    """Return a verdict of a budget in which everything bears the model's class as its name."""
+    name = analysis.module_tree().root.class_name
+    grown = (Regression(name, 1, 2), Regression(name + "2", 0, 2))
+    return BudgetReport(name, name, (CheckResult(Limit("flops", 1), 2),), grown, grown, {name: 1})
+
+
+def export(kind: str) -> Render:
+    def render(analysis: FlopCountAnalysis) -> str:
+        timeline = build_timeline(analysis.trace(), TableCostModel(load_table("exact"), "flops"))
+        return "".join(EXPORTS[kind](timeline))
+
+    return render
+
+
+def report(kind: str, by: str = "module") -> Render:
+    return lambda analysis: REPORTS[kind](summarise(analysis), by=by)
+
+
+def draw_roofline(by: str) -> Render:
+    return lambda analysis: write_document(roofline_report(roofline(analysis, device="H100"), by=by))
+
+
+VIEWS = ("module", "operator", "both")
+# For the eye, in lines: nothing but what can be printed, and a table has the rows that it has of good names.
+TERMINAL: dict[str, Render] = {
+    **{f"{kind} by {by}": report(kind, by) for kind in ("fvcore", "text", "csv") for by in VIEWS},
+    "tree": report("tree"),
+    "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
+    "flop_count_table": flop_count_table,
+    "flop_count_str": flop_count_str,
+    "parameters": lambda analysis: parameters.render(analysis.module_tree()),
+    "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
+    "check": lambda analysis: budget_report.render(judge_names(analysis)),
+    **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},
+    "profile": lambda analysis: profile(analysis.trace()).table(),
+    "profile by operator": lambda analysis: profile(analysis.trace()).table(by="operator"),
+    "profile by op": lambda analysis: profile(analysis.trace()).op_table(),
+    "deepspeed": lambda analysis: deepspeed_report.render(
+        read_profile(analysis.trace(), table=load_table("deepspeed"))
+    ),
+    "flame graph": export("flame-graph"),
+    "repr": lambda analysis: repr(analysis.trace()) + repr(analysis),
+}
+
+
+# Those of which each row has a name: it stays one row, and of a width that a terminal can scroll.
+ROWS = (
+    *(f"fvcore by {by}" for by in VIEWS),
+    *("flop_count_table", "parameters", "profile by op"),
+)
+
+
+@pytest.mark.parametrize("name", TERMINAL)
+def test_hostile_names_are_printable_lines(name):
+    text, benign = (TERMINAL[name](count(trace)) for trace in (record_hostile(), record_benign()))
+    assert [line for line in text.split("\n") if not line.isprintable()] == []
+    if name in ROWS:
+        table = text.partition("\n\n")[0]
+        assert table.count("\n") == benign.partition("\n\n")[0].count("\n")
+        assert max(map(len, table.split("\n"))) < 1000
+
+
+@pytest.mark.parametrize("by", ["module", "operator", "both"])
+def test_hostile_names_are_cells_and_no_formulas(by):
+    rows = list(csv.reader(io.StringIO(report("csv", by)(count(record_hostile())))))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    cells = [cell for row in rows for cell in row if not cell.isdecimal()]
+    assert not any(cell.lstrip()[:1] in tuple("=+-@＝") for cell in cells if cell)
+
+
+class Tags(HTMLParser):
+    """The tags of a page, with their attributes' names."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, ...]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, *(key for key, _ in attrs if key != "title")))
+
+    def handle_comment(self, data: str) -> None:
+        self.tags.append(("comment",))
+
+
+PAGE: dict[str, Render] = {
+    "html": lambda analysis: "".join(REPORTS["html"](read_breakdown(analysed_run(analysis)))),
+    "notebook": lambda analysis: analysis._repr_html_(),
+    "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
+}
+
+
+@pytest.mark.parametrize("name", PAGE)
+def test_hostile_names_add_no_tag_to_a_page(name):
+    page, benign = (PAGE[name](count(trace)) for trace in (record_hostile(), record_benign()))
+    assert Tags(page).tags == Tags(benign).tags
+    assert all(line.isprintable() for line in page.split("\n"))
+
+
+MARKDOWN: dict[str, Render] = {
+    **{f"markdown by {by}": report("markdown", by) for by in ("module", "operator", "both")},
+    "paper": lambda analysis: REPORTS["paper"](summarise(analysis), depth=2),
+    "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_markdown(),
+    "check": lambda analysis: budget_report.render_markdown(judge_names(analysis)),
+}
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_hostile_names_are_plain_text_in_markdown(name):
+    parse = MarkdownIt("gfm-like", {"linkify": False}).parse
+    hostile, benign = (parse(MARKDOWN[name](count(trace))) for trace in (record_hostile(), record_benign()))
+    if name != "diff":  # of good names there is no difference
+        assert [token.type for token in hostile] == [token.type for token in benign]
+    inside = {child.type for token in hostile for child in token.children or ()}
+    assert inside <= {"text", "text_special", "strong_open", "strong_close", "softbreak"}
+    assert not any(token.type.startswith("html") for token in hostile)
+
+
+def test_hostile_names_are_text_in_latex():
+    text, benign = (REPORTS["latex"](summarise(count(trace)), depth=2) for trace in (record_hostile(), record_benign()))
+    assert text.count("\n") == benign.count("\n") and all(line.isprintable() for line in text.split("\n"))
+    rows = [line for line in text.split("\n") if not line.startswith("%")]
+    commands = {command for row in rows for command in re.findall(r"\\[a-zA-Z]+", row)}
+    assert all(command in benign or command.startswith((r"\text", r"\char", r"\mbox")) for command in commands)
+
+
+JSON: dict[str, Render] = {
+    "json": report("json"),
+    "trace": lambda analysis: analysis.trace().to_json(),
+    "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_json(),
+    "chrome trace": export("chrome-trace"),
+    "speedscope": export("speedscope"),
+}
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_hostile_names_are_strings_in_json(name):
+    text = JSON[name](count(record_hostile()))
+    json.loads(text)
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_hostile_names_leave_a_picture_well_formed():
+    pytest.importorskip("matplotlib")
+    analysis = count(record_hostile())
+    ElementTree.fromstring(REPORTS["svg"](read_breakdown(analysed_run(analysis))))
+    figure = roofline_plot.draw_roofline(roofline(analysis, device="H100"), by="module")
+    ElementTree.fromstring(picture.encode(figure, "svg"))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if "\u200d" in name or (name.isprintable() and len(name) < 100)]
+)
+def test_hostile_names_are_read_back_from_a_budget(name):
+    text = update_text(None, "budget.yaml", name, {"flops": 5}).text
+    assert list(parse_budgets(text, "budget.yaml")) == [name] and all(line.isprintable() for line in text.split("\n"))

@@ -1,0 +1,157 @@
+"""Blocks of blocks: added, joined, called twice, checkpointed, frozen, without a graph, with state and with hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.support.fuzz import functions, sequences
+from tests.support.fuzz.block import Draw, Kind, Made
+
+# Blocks that take a sequence and give a sequence.
+_PARTS = {
+    name: kind
+    for name, kind in {**sequences.KINDS, **functions.KINDS}.items()
+    if kind.takes == "sequence" and not kind.gives
+}
+
+
+def _part(draw: Draw, without: str = "") -> Made:
+    name = draw.of(*(name for name in _PARTS if name != without))
+    return _PARTS[name].make(draw)
+
+
+class Around(nn.Module):
+    """A block called by a function, which gets it and its input."""
+
+    def __init__(self, around: Any, block: nn.Module) -> None:
+        super().__init__()
+        self.around = around
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.around(self.block, x)
+
+
+def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + (y if y.shape == x.shape else y.mean())
+
+
+def _join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, y], -1) if y.shape[:-1] == x.shape[:-1] else x * y.mean()
+
+
+def residual(draw: Draw) -> Made:
+    part = _part(draw)
+    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, part.backward)
+
+
+def dense(draw: Draw) -> Made:
+    part = _part(draw)
+    return Made(Around(lambda block, x: _join(x, block(x)), part.module), part.macs, part.backward)
+
+
+class Branches(nn.Module):
+    """Two blocks side by side, in a dict of lists of modules."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.paths = nn.ModuleDict({"left": nn.ModuleList([one]), "right": nn.ModuleList([nn.Sequential(other)])})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((_add(x, path[0](x)) for path in self.paths.values()), torch.zeros((), device=x.device))
+
+
+def branches(draw: Draw) -> Made:
+    one, other = _part(draw), _part(draw)
+    if one.macs is None or other.macs is None:
+        return Made(Branches(one.module, other.module), None)
+    backward = sorted({a + b for a in one.backward_macs() for b in other.backward_macs()})
+    return Made(Branches(one.module, other.module), one.macs + other.macs, backward or None)
+
+
+def checkpointed(draw: Draw) -> Made:
+    part = _part(draw, without="scripted")  # TorchScript does not let pass the exception by which torch ends a rerun
+    reentrant = draw.flag()
+    run = lambda block, x: _add(x, checkpoint(block, x, use_reentrant=reentrant))  # noqa: E731
+    return Made(Around(run, part.module), part.macs, part.backward)
+
+
+def without_gradient(draw: Draw) -> Made:
+    """A block under no_grad: nothing of it is in the backward pass."""
+    part = _part(draw)
+
+    def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = block(x)
+        return _add(x, y)
+
+    return Made(Around(run, part.module), part.macs, (0,))
+
+
+def frozen(draw: Draw) -> Made:
+    part = _part(draw)
+    part.module.requires_grad_(False)
+    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, None)
+
+
+def detached(draw: Draw) -> Made:
+    """A block of which the input wants no gradient, and some of its weights do."""
+    part = _part(draw)
+    return Made(Around(lambda block, x: _add(x, block(x.detach())), part.module), part.macs, None)
+
+
+def called_twice(draw: Draw) -> Made:
+    part = _part(draw)
+    macs = None if part.macs is None else 2 * part.macs
+    backward = [2 * times for times in part.backward_macs()] or None
+    return Made(Around(lambda block, x: _add(x, block(x)) - _add(x, block(x)), part.module), macs, backward)
+
+
+class Stateful(nn.Module):
+    """A block that keeps a running mean in a buffer, and its last two results on itself."""
+
+    def __init__(self, block: nn.Module, width: int) -> None:
+        super().__init__()
+        self.block = block
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = _add(x, self.block(x))
+        with torch.no_grad():
+            self.mean.lerp_(y.mean((0, 1)), 0.1)
+            self.calls += 1
+        self.kept = [*self.kept[-1:], y.detach()]
+        return y + self.mean
+
+
+def stateful(draw: Draw) -> Made:
+    part = _part(draw)
+    return Made(Stateful(part.module, draw.shape[-1]), part.macs, part.backward)
+
+
+def hooked(draw: Draw) -> Made:
+    """A block with hooks that change what goes in and what comes out."""
+    part = _part(draw)
+    part.module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    part.module.register_forward_hook(lambda module, args, result: result + 1)
+    return Made(Around(lambda block, x: _add(x, block(x)), part.module), part.macs, part.backward)
+
+
+KINDS = {
+    "residual": Kind("sequence", residual),
+    "dense": Kind("sequence", dense),
+    "branches": Kind("sequence", branches),
+    "checkpointed": Kind("sequence", checkpointed),
+    "without_gradient": Kind("sequence", without_gradient),
+    "frozen": Kind("sequence", frozen),
+    "detached": Kind("sequence", detached),
+    "called_twice": Kind("sequence", called_twice),
+    "stateful": Kind("sequence", stateful),
+    "hooked": Kind("sequence", hooked),
+}

@@ -1,0 +1,373 @@
+"""Blocks of functions: products, norms, activations, indexing, in-place ops, and torch's ways of calling functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from tests.support.fuzz.block import Draw, Function, Kind, Made, weight
+
+
+def _chain(draw: Draw, *functions: Any) -> Any:
+    """Return a function that calls two or three of several one after the other."""
+    chosen = draw.rng.sample(functions, draw.size(2, 3))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for function in chosen:
+            x = function(x)
+        return x
+
+    return Function(forward)
+
+
+# ---- products
+
+
+def matmul(draw: Draw) -> Made:
+    """Products of matrices, vectors and batches of them, of which some broadcast."""
+    n, t, c = draw.shape
+    out = draw.size(1, 6)
+    name = draw.of("matmul", "broadcast", "bmm", "baddbmm", "addmm", "mv", "outer", "dot", "chain")
+    if name == "matmul":
+        return Made(Function(torch.matmul, weight(c, out)), n * t * c * out)
+    if name == "broadcast":
+        return Made(Function(lambda x, w: (x.unsqueeze(1) @ w).sum(1), weight(3, c, out)), 3 * n * t * c * out)
+    if name == "bmm":
+        return Made(Function(lambda x: torch.bmm(torch.bmm(x, x.mT), x)), 2 * n * t * t * c)
+    if name == "baddbmm":
+        return Made(Function(lambda x, w: torch.baddbmm(w, x.mT, x, beta=0.5, alpha=2), weight(c, c)), n * t * c * c)
+    if name == "addmm":
+        function = lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w).unflatten(0, (n, t))  # noqa: E731
+        return Made(Function(function, weight(out), weight(c, out)), n * t * c * out)
+    if name == "mv":  # the gradient of the matrix is an outer product, in which nothing is added up
+        return Made(
+            Function(lambda x, v: x * torch.mv(x.flatten(0, 1), v).view(n, t, 1), weight(c)), n * t * c, (n * t * c,)
+        )
+    if name == "outer":
+        # A product of which the sum has one term.
+        return Made(Function(lambda x, v: x + torch.outer(v, v), weight(c)) if t == c else Function(torch.relu), None)
+    if name == "dot":
+        return Made(Function(lambda x: x * torch.dot(x.flatten(), x.flatten())), n * t * c, backward=None)
+    function = lambda x, v, w: torch.linalg.multi_dot([x.flatten(0, 1), v, w]).unflatten(0, (n, t))  # noqa: E731
+    # The cheaper order of the two.
+    macs = min(n * t * c + n * t * out, c * out + n * t * c * out)
+    return Made(Function(function, weight(c, 1), weight(1, out)), macs, backward=None)
+
+
+def einsum(draw: Draw) -> Made:
+    n, t, c = draw.shape
+    o = draw.size(1, 6)
+    equation, shapes, macs = draw.of(
+        ("btc,co->bto", [(c, o)], n * t * c * o),
+        ("btc,bsc->bts", None, n * t * t * c),
+        ("btc,cod->btod", [(c, o, 2)], n * t * c * o * 2),
+        ("btc,tco->bto", [(t, c, o)], n * t * c * o),
+        ("btc,bdc->bdt", None, n * t * t * c),
+    )
+    if shapes is None:
+        return Made(Function(lambda x: torch.einsum(equation, x, x)), macs)
+    return Made(Function(lambda x, w: torch.einsum(equation, x, w).flatten(2), *[weight(*s) for s in shapes]), macs)
+
+
+class Product(torch.autograd.Function):
+    """A product with a backward pass of its own."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x, kernel)
+        return x @ kernel
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, kernel = context.saved_tensors
+        return gradient @ kernel.mT, x.flatten(0, -2).mT @ gradient.flatten(0, -2)
+
+
+def autograd_function(draw: Draw) -> Made:
+    c, out = draw.shape[-1], draw.size(1, 6)
+    return Made(Function(Product.apply, weight(c, out)), draw.positions * c * out)
+
+
+@torch.jit.script
+def _scripted(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = torch.tanh(torch.matmul(x, kernel)) + x
+    return x
+
+
+def scripted(draw: Draw) -> Made:
+    c = draw.shape[-1]
+    return Made(Function(_scripted, weight(c, c)), 2 * draw.positions * c * c)
+
+
+def vmap(draw: Draw) -> Made:
+    c, out = draw.shape[-1], draw.size(1, 6)
+    return Made(
+        Function(torch.vmap(lambda row, w: row @ w, in_dims=(0, None)), weight(c, out)), draw.positions * c * out
+    )
+
+
+def loop_over_shape(draw: Draw) -> Made:
+    """Control flow on shapes: one product a token, with one of two weights by the token's parity."""
+    n, t, c = draw.shape
+
+    def forward(x: torch.Tensor, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+        rows = [x[:, place] @ (odd if place % 2 else even) for place in range(x.shape[1])]
+        return torch.stack(rows, 1) if x.size(0) > 1 else torch.stack(rows[::-1], 1)
+
+    return Made(Function(forward, weight(c, c), weight(c, c)), n * t * c * c)
+
+
+def autocast(draw: Draw) -> Made:
+    c, out = draw.shape[-1], draw.size(1, 6)
+    layer = nn.Linear(c, out)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x).float()
+
+    module = Function(forward)
+    module.layer = layer
+    return Made(module, draw.positions * c * out)
+
+
+def complex_numbers(draw: Draw) -> Made:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(torch.stack([x, x.flip(1)], -1))
+        return torch.view_as_real(z * z.conj() + torch.polar(x.abs(), x)).flatten(2)
+
+    return Made(Function(forward), backward=None)
+
+
+def fourier(draw: Draw) -> Made:
+    _, t, c = draw.shape
+    name = draw.of("rfft", "fft", "fft2", "filter")
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if name == "rfft":
+            return torch.fft.irfft(torch.fft.rfft(x, dim=1), n=t, dim=1)
+        if name == "fft":
+            return torch.fft.fft(x, dim=-1).abs()
+        if name == "fft2":
+            return torch.fft.ifft2(torch.fft.fft2(x, dim=(1, 2)), dim=(1, 2)).real
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * w, n=t, dim=1)
+
+    return Made(Function(forward, weight(t // 2 + 1, c)), None)
+
+
+def distances(draw: Draw) -> Made:
+    name = draw.of("cosine", "cdist", "pairwise")
+    if name == "cosine":
+        return Made(Function(lambda x: x * F.cosine_similarity(x, x.flip(0), dim=-1).unsqueeze(-1)), None)
+    if name == "cdist":
+        return Made(Function(lambda x, w: torch.cdist(x, w), weight(4, draw.shape[-1])), None)
+    return Made(Function(lambda x: F.pairwise_distance(x, x.roll(1, 1), keepdim=True) * x), None)
+
+
+def bilinear(draw: Draw) -> Made:
+    c = draw.shape[-1]
+    layer = nn.Bilinear(c, c, draw.size(1, 4))
+    module = Function(lambda x: layer(x, x.flip(0).contiguous()))
+    module.layer = layer
+    return Made(module, None)
+
+
+# ---- norms and activations
+
+
+def batch_norm(draw: Draw) -> Made:
+    options = {"affine": draw.flag(), "track_running_stats": draw.flag(), "momentum": draw.of(0.1, None)}
+    return Made({2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(draw.shape)](draw.shape[1], **options))
+
+
+def other_norm(draw: Draw) -> Made:
+    c = draw.shape[1]
+    return Made(
+        draw.of(
+            lambda: nn.GroupNorm(draw.divisor(c), c, affine=draw.flag()),
+            lambda: nn.InstanceNorm2d(c, affine=draw.flag(), track_running_stats=draw.flag()),
+            lambda: nn.LocalResponseNorm(2),
+            lambda: nn.LayerNorm(list(draw.shape[1:]), elementwise_affine=draw.flag()),
+        )()
+    )
+
+
+def norm_of_tokens(draw: Draw) -> Made:
+    c = draw.shape[-1]
+    return Made(
+        draw.of(
+            lambda: nn.LayerNorm(c, bias=draw.flag()),
+            lambda: nn.RMSNorm(c),
+            lambda: Function(lambda x: F.normalize(x, dim=-1)),
+        )()
+    )
+
+
+_ACTIVATIONS = (
+    *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "SELU", "CELU", "Mish", "Softplus", "Softsign", "Hardswish"),
+    *("Hardsigmoid", "Hardtanh", "LeakyReLU", "LogSigmoid", "PReLU", "RReLU", "ReLU6", "Tanhshrink", "Softshrink"),
+    "Hardshrink",
+)
+
+
+def activation(draw: Draw) -> Made:
+    return Made(nn.Sequential(*[getattr(nn, name)() for name in draw.rng.sample(_ACTIVATIONS, 2)]))
+
+
+def softmax(draw: Draw) -> Made:
+    dim = draw.of(1, 2)
+    glu = draw.shape[dim] % 2 == 0 and draw.flag()
+    return Made(nn.GLU(dim) if glu else draw.of(nn.Softmax, nn.LogSoftmax, nn.Softmin)(dim))
+
+
+def dropout(draw: Draw) -> Made:
+    return Made(draw.of(nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)(draw.of(0.1, 0.5)))
+
+
+# ---- indexing, sorting, shapes, in-place
+
+
+def sorting(draw: Draw) -> Made:
+    dim = draw.of(1, -1)
+    size = draw.shape[dim]
+    return Made(
+        _chain(
+            draw,
+            lambda x: x.cumsum(dim),
+            lambda x: x.sort(dim, descending=True).values,
+            lambda x: x.topk(max(1, size // 2), dim).values.mean(dim, keepdim=True) + x,
+            lambda x: x.gather(dim, x.argsort(dim)),
+            lambda x: x.cummax(dim).values,
+            lambda x: x.median(dim, keepdim=True).values - x,
+            lambda x: x.logcumsumexp(dim),
+            lambda x: x.kthvalue(1, dim, keepdim=True).values * x,
+        )
+    )
+
+
+def indexing(draw: Draw) -> Made:
+    n, t, c = draw.shape
+    rows = torch.arange(t).flip(0)
+    return Made(
+        _chain(
+            draw,
+            lambda x: x[:, rows],
+            lambda x: x.index_select(1, rows),
+            lambda x: x.scatter(1, rows.view(1, t, 1).expand(n, t, c), x * 2),
+            lambda x: torch.zeros_like(x).index_add(1, rows, x),
+            lambda x: x.scatter_add(1, rows.view(1, t, 1).expand(n, t, c), x),
+            lambda x: torch.take_along_dim(x, rows.view(1, t, 1), 1),
+            lambda x: x.masked_fill(x > 0, 0.5),
+            lambda x: torch.where(x.isnan(), torch.zeros_like(x), x),
+            lambda x: x.index_fill(1, rows[:1], 0.0),
+        )
+    )
+
+
+def reshaping(draw: Draw) -> Made:
+    return Made(
+        _chain(
+            draw,
+            lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+            lambda x: x.roll(1, 1).flip(2),
+            lambda x: F.pad(x, (1, 0), mode=draw_mode),
+            lambda x: torch.stack(x.unbind(1), 1),
+            lambda x: x.unfold(1, 2, 1).mean(-1),
+            lambda x: x.tril() + x.triu(1),
+            lambda x: x.repeat_interleave(2, 1)[:, ::2],
+            lambda x: x.expand(2, *x.shape).sum(0),
+            lambda x: torch.meshgrid(x[0, 0], x[0, 0], indexing="ij")[0].sum() + x,
+        )
+        if (draw_mode := draw.of("constant", "reflect", "replicate", "circular"))
+        else nn.Identity()
+    )
+
+
+def in_place(draw: Draw) -> Made:
+    def assign(x: torch.Tensor) -> torch.Tensor:
+        x[:, 0] = x[:, -1] * 2
+        return x
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x[:, :1].mul_(3)
+        return x
+
+    return Made(
+        _chain(
+            draw,
+            lambda x: (x * 0.5).add_(1),
+            lambda x: F.relu(x * 0.5, inplace=True),
+            lambda x: assign(x * 0.5),
+            lambda x: write(x * 0.5),
+            lambda x: (x * 0.5).copy_(x.flip(1)),
+            lambda x: (x * 0.5).clamp_(-3, 3),
+            lambda x: (x * 0.5).addcmul_(x, x, value=0.1),
+        )
+    )
+
+
+def reduction(draw: Draw) -> Made:
+    return Made(
+        _chain(
+            draw,
+            lambda x: x - x.mean(1, keepdim=True),
+            lambda x: x / (1 + x.std(-1, keepdim=True)),
+            lambda x: x + x.logsumexp(-1, keepdim=True),
+            lambda x: x * x.amax((0, 1)),
+            lambda x: x + x.var(dim=1, keepdim=True),
+            lambda x: x + x.prod(1, keepdim=True),
+            lambda x: x - torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+            lambda x: x + torch.aminmax(x, dim=1, keepdim=True).max,
+        )
+    )
+
+
+# ---- parametrised weights
+
+
+def weight_norm(draw: Draw) -> Made:
+    c, out = draw.shape[-1], draw.size(1, 6)
+    return Made(parametrizations.weight_norm(nn.Linear(c, out), dim=draw.of(0, 1)), draw.positions * c * out)
+
+
+def spectral_norm(draw: Draw) -> Made:
+    """A weight by its largest singular value: two products a step of the power method; one and a dot for the value."""
+    c, out = draw.shape[-1], draw.size(2, 6)
+    steps = draw.of(1, 2)
+    power = 2 * steps * c * out if draw.training else 0
+    made = parametrizations.spectral_norm(nn.Linear(c, out), n_power_iterations=steps)
+    return Made(made, draw.positions * c * out + power + c * out + out, backward=None)
+
+
+KINDS = {
+    "matmul": Kind("sequence", matmul),
+    "einsum": Kind("sequence", einsum),
+    "autograd_function": Kind("sequence", autograd_function),
+    "scripted": Kind("sequence", scripted),
+    "vmap": Kind("sequence", vmap),
+    "loop_over_shape": Kind("sequence", loop_over_shape),
+    "autocast": Kind("sequence", autocast),
+    "complex": Kind("sequence", complex_numbers),
+    "fourier": Kind("sequence", fourier),
+    "distances": Kind("sequence", distances),
+    "bilinear": Kind("sequence", bilinear),
+    "batch_norm1d": Kind("vector", batch_norm),
+    "batch_norm2d": Kind("image", batch_norm),
+    "batch_norm3d": Kind("volume", batch_norm),
+    "other_norm": Kind("image", other_norm),
+    "norm_of_tokens": Kind("sequence", norm_of_tokens),
+    "activation": Kind("sequence", activation),
+    "softmax": Kind("sequence", softmax),
+    "dropout": Kind("image", dropout),
+    "sorting": Kind("sequence", sorting),
+    "indexing": Kind("sequence", indexing),
+    "reshaping": Kind("sequence", reshaping),
+    "in_place": Kind("sequence", in_place),
+    "reduction": Kind("sequence", reduction),
+    "weight_norm": Kind("sequence", weight_norm),
+    "spectral_norm": Kind("sequence", spectral_norm),
+}

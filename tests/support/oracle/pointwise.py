@@ -1,0 +1,397 @@
+"""The pointwise programs: what one output element of an op costs, written down for real and complex numbers.
+
+A program that chooses by the data does the costlier side, and then selects; a selection is no operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tests.support.oracle.number import Complex, Number
+
+
+def each(function: Callable[..., Any], *operands: Any) -> Any:
+    """Return what a function makes of each element of nested lists, which broadcast as tensors do."""
+    depth = max(map(depth_of, operands))
+    if depth == 0:
+        return function(*operands)
+    size = max(len(operand) for operand in operands if depth_of(operand) == depth)
+    return [each(function, *[_part(operand, index, depth) for operand in operands]) for index in range(size)]
+
+
+def depth_of(operand: Any) -> int:
+    """Return how many dimensions nested lists have."""
+    return 1 + depth_of(operand[0]) if isinstance(operand, list) else 0
+
+
+def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the program that does the same with each element."""
+    return lambda tally, *operands: each(function, *operands)
+
+
+def with_coefficients(step: Callable[..., Any], *coefficients: float) -> Callable[..., Any]:
+    """Return a step on elements that is given its coefficients last."""
+    return lambda *elements: step(*elements, *coefficients)
+
+
+def _part(operand: Any, index: int, depth: int) -> Any:
+    if depth_of(operand) < depth:
+        return operand
+    return operand[index if len(operand) > 1 else 0]
+
+
+def select(condition: bool, chosen: Number | float, other: Number | float) -> Number:
+    """Return one of two values that are both there: no operation. A plain one is the cheaper side, not counted."""
+    tally = next(value.tally for value in (chosen, other) if isinstance(value, Number))
+    value = chosen if condition else other
+    return value if isinstance(value, Number) else tally.number(value)
+
+
+# --- elementary functions ---------------------------------------------------------------------------------------------
+
+
+def exp(x: Number) -> Number:
+    """Return the exponential."""
+    return x.call("exp", math.exp)
+
+
+def log(x: Number) -> Number:
+    """Return the natural logarithm."""
+    return x.call("log", math.log)
+
+
+def tanh(x: Number) -> Number:
+    """Return the hyperbolic tangent."""
+    return x.call("tanh", math.tanh)
+
+
+def erf(x: Number) -> Number:
+    """Return the error function."""
+    return x.call("erf", math.erf)
+
+
+def power(x: Number, exponent: Number | float) -> Number:
+    """Return a power."""
+    plain = exponent.value if isinstance(exponent, Number) else exponent
+    return x.call("pow", lambda value: value**plain)
+
+
+def scaled(x: Number, factor: float) -> Number:
+    """Return a multiple; a factor of 1 is no operation."""
+    return x if factor == 1 else x * factor
+
+
+def scalar(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[float], float]:
+    """Return torch's function of one number, for those that Python's math lacks."""
+    return lambda value: function(torch.tensor(value, dtype=torch.float64)).item()
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def add(x: Number, y: Number, alpha: float = 1) -> Number:
+    """Return x + alpha*y."""
+    return x + scaled(y, alpha)
+
+
+def subtract(x: Number, y: Number, alpha: float = 1) -> Number:
+    """Return x − alpha*y."""
+    return x - scaled(y, alpha)
+
+
+def addcmul(x: Number, y: Number, z: Number, value: float = 1) -> Number:
+    """Return x + value*y*z."""
+    return x + scaled(y, value) * z
+
+
+def addcdiv(x: Number, y: Number, z: Number, value: float = 1) -> Number:
+    """Return x + value*y/z."""
+    return x + scaled(y, value) / z
+
+
+def lerp(x: Number, y: Number, weight: Number | float) -> Number:
+    """Return x + weight*(y − x)."""
+    return x + (y - x) * weight
+
+
+def clamp(x: Number, low: float | None = None, high: float | None = None) -> Number:
+    """Return x within bounds: one compare-select for each."""
+    x = x if low is None else x.max(low)
+    return x if high is None else x.min(high)
+
+
+def rounded(function: Callable[[float], float]) -> Callable[[Number], Number]:
+    """Return a rounding: one operation."""
+    return lambda x: x.call("round", function)
+
+
+def sign(x: Number) -> Number:
+    """Return −1, 0 or 1: one operation."""
+    return x.call("sign", lambda value: (value > 0) - (value < 0))
+
+
+def reciprocal(x: Number) -> Number:
+    """Return 1/x: one division."""
+    return 1 / x
+
+
+def rsqrt(x: Number) -> Number:
+    """Return 1/sqrt(x)."""
+    return 1 / x.sqrt()
+
+
+def remainder(x: Number, y: Number) -> Number:
+    """Return x less the whole multiples of y."""
+    return x - (x / y).call("round", math.floor) * y
+
+
+def cross(x: Sequence[Number], y: Sequence[Number]) -> list[Number]:
+    """Return the vector product of two vectors of three numbers."""
+    return [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def relu(x: Number) -> Number:
+    """Return max(x, 0)."""
+    return x.max(0)
+
+
+def leaky_relu(x: Number, slope: Number | float) -> Number:
+    """Return x, or slope*x below 0."""
+    return select(x.value > 0, x, x * slope)
+
+
+def prelu(x: Number, slope: Number) -> Number:
+    """Return x, or slope*x below 0."""
+    return leaky_relu(x, slope)
+
+
+def elu(x: Number, alpha: float = 1) -> Number:
+    """Return x, or alpha*(exp(x) − 1) below 0."""
+    return select(x.value > 0, x, scaled(exp(x) - 1, alpha))
+
+
+def celu(x: Number, alpha: float = 1) -> Number:
+    """Return x, or alpha*(exp(x/alpha) − 1) below 0."""
+    return select(x.value > 0, x, scaled(exp(scaled(x, 1 / alpha)) - 1, alpha))
+
+
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def selu(x: Number) -> Number:
+    """Return scale*x, or scale*alpha*(exp(x) − 1) below 0; scale*alpha is one number."""
+    return select(x.value > 0, SELU_SCALE * x.value, (exp(x) - 1) * (SELU_SCALE * SELU_ALPHA))
+
+
+def sigmoid(x: Number) -> Number:
+    """Return 1/(1 + exp(−x))."""
+    return 1 / (1 + exp(-x))
+
+
+def silu(x: Number) -> Number:
+    """Return x*sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Number) -> Number:
+    """Return x/2*(1 + erf(x/sqrt(2))) (D. Hendrycks, K. Gimpel, arXiv 1606.08415)."""
+    return x * (1 + erf(x * math.sqrt(0.5))) * 0.5
+
+
+def gelu_tanh(x: Number) -> Number:
+    """Return x/2*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3)))."""
+    return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))) * 0.5
+
+
+def softplus(x: Number, beta: float = 1) -> Number:
+    """Return log(1 + exp(beta*x))/beta."""
+    return scaled(log(1 + exp(scaled(x, beta))), 1 / beta)
+
+
+def mish(x: Number) -> Number:
+    """Return x*tanh(log(1 + exp(x)))."""
+    return x * tanh(softplus(x))
+
+
+def softsign(x: Number) -> Number:
+    """Return x/(1 + |x|)."""
+    return x / (1 + abs(x))
+
+
+def hardswish(x: Number) -> Number:
+    """Return x*min(max(x + 3, 0), 6)/6."""
+    return x * clamp(x + 3, 0, 6) / 6
+
+
+def hardsigmoid(x: Number) -> Number:
+    """Return min(max(x + 3, 0), 6)/6."""
+    return clamp(x + 3, 0, 6) / 6
+
+
+def log_sigmoid(x: Number) -> Number:
+    """Return min(x, 0) − log(1 + exp(−|x|)), which does not overflow."""
+    return x.min(0) - log(1 + exp(-abs(x)))
+
+
+def hardshrink(x: Number, bound: float) -> Number:
+    """Return x, or 0 within the bound: a selection."""
+    return select(abs(x.value) > bound, x, x.tally.zero())
+
+
+def softshrink(x: Number, bound: float) -> Number:
+    """Return x moved towards 0 by the bound."""
+    moved = x - math.copysign(bound, x.value)
+    return select(abs(x.value) > bound, moved, x.tally.zero())
+
+
+def tanhshrink(x: Number) -> Number:
+    """Return x − tanh(x)."""
+    return x - tanh(x)
+
+
+def threshold(x: Number, bound: float, value: float) -> Number:
+    """Return x, or a value below the bound: a selection."""
+    return select(x.value > bound, x, x.tally.number(value))
+
+
+def logit(x: Number, eps: float | None = None) -> Number:
+    """Return log(x/(1 − x)), x first brought within eps and 1 − eps."""
+    x = x if eps is None else clamp(x, eps, 1 - eps)
+    return log(x / (1 - x))
+
+
+def glu(x: Number, gate: Number) -> Number:
+    """Return x*sigmoid(gate)."""
+    return x * sigmoid(gate)
+
+
+# --- activations' derivatives, times the gradient g -------------------------------------------------------------------
+
+
+def sigmoid_backward(g: Number, y: Number) -> Number:
+    """Return g*y*(1 − y), y being the sigmoid."""
+    return g * (1 - y) * y
+
+
+def tanh_backward(g: Number, y: Number) -> Number:
+    """Return g*(1 − y^2), y being the tangent."""
+    return g * (1 - y * y)
+
+
+def threshold_backward(g: Number, x: Number, bound: float) -> Number:
+    """Return g, or 0 below the bound: a selection."""
+    return select(x.value > bound, g, g.tally.zero())
+
+
+def hardtanh_backward(g: Number, x: Number, low: float, high: float) -> Number:
+    """Return g, or 0 outside the bounds: a selection."""
+    return select(low < x.value < high, g, g.tally.zero())
+
+
+def leaky_relu_backward(g: Number, x: Number, slope: float) -> Number:
+    """Return g, or g*slope below 0."""
+    return select(x.value > 0, g, g * slope)
+
+
+def prelu_backward(g: Number, x: Number, slope: Number) -> tuple[Number, Number]:
+    """Return the gradients of the number and of its slope: g and 0, or below 0 g*slope and g*x."""
+    return select(x.value > 0, g, g * slope), select(x.value > 0, g.tally.zero(), g * x)
+
+
+def gelu_backward(g: Number, x: Number) -> Number:
+    """Return g*(cdf + x*pdf) of the normal distribution."""
+    cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
+    pdf = exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return g * (cdf + x * pdf)
+
+
+def gelu_tanh_backward(g: Number, x: Number) -> Number:
+    """Return g times the derivative of gelu_tanh, a product: half of 1 + t, and x/2 times that of t."""
+    c, k = math.sqrt(2 / math.pi), 0.044715
+    square = x * x
+    t = tanh(c * (x + k * (square * x)))
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c * (1 + 3 * k * square)))
+
+
+def silu_backward(g: Number, x: Number) -> Number:
+    """Return g*s*(1 + x*(1 − s)), s being sigmoid(x)."""
+    s = sigmoid(x)
+    return g * s * (1 + x * (1 - s))
+
+
+def elu_backward(g: Number, x: Number, alpha: float, scale: float, input_scale: float) -> Number:
+    """Return g*scale, or below 0 g*alpha*scale*input_scale*exp(x*input_scale)."""
+    below = g * exp(scaled(x, input_scale))
+    return select(x.value > 0, g.value * scale, scaled(below, alpha * scale * input_scale))
+
+
+def elu_backward_of_result(g: Number, y: Number, alpha: float, scale: float, input_scale: float) -> Number:
+    """Return g*scale, or below 0 g*input_scale*(y + alpha*scale)."""
+    below = scaled(g, input_scale) * (y + alpha * scale)
+    return select(y.value > 0, g.value * scale, below)
+
+
+def softplus_backward(g: Number, x: Number, beta: float) -> Number:
+    """Return g*z/(z + 1), z being exp(beta*x)."""
+    z = exp(scaled(x, beta))
+    return g * z / (z + 1)
+
+
+def mish_backward(g: Number, x: Number) -> Number:
+    """Return g*(t + x*s*(1 − t^2)), s being sigmoid(x), t the tangent of softplus."""
+    s, t = sigmoid(x), tanh(softplus(x))
+    return g * (t + x * s * (1 - t * t))
+
+
+def hardswish_backward(g: Number, x: Number) -> Number:
+    """Return g*(x/3 + 1/2) between −3 and 3, g above, 0 below."""
+    return select(-3 < x.value < 3, g * (x / 3 + 0.5), g.value if x.value >= 3 else 0.0)
+
+
+def hardsigmoid_backward(g: Number, x: Number) -> Number:
+    """Return g/6 between −3 and 3."""
+    return select(-3 < x.value < 3, g / 6, g.tally.zero())
+
+
+def softshrink_backward(g: Number, x: Number, bound: float) -> Number:
+    """Return g, or 0 within the bound: a selection."""
+    return select(abs(x.value) > bound, g, g.tally.zero())
+
+
+def log_sigmoid_backward(g: Number, x: Number, buffer: Number) -> Number:
+    """Return g*(m ± b/(1 + b)), b being exp(−|x|) as the forward pass left it; m is 1 below 0, else 0."""
+    part = buffer / (1 + buffer)
+    return g * (1 - part if x.value < 0 else 0 + part)
+
+
+def logit_backward(g: Number, x: Number) -> Number:
+    """Return g/(x*(1 − x))."""
+    return g / (x * (1 - x))
+
+
+def glu_backward(g: Number, x: Number, gate: Number) -> tuple[Number, Number]:
+    """Return the gradients of both halves: g*s and g*s*x*(1 − s), s being sigmoid(gate)."""
+    s = sigmoid(gate)
+    own = g * s
+    return own, own * x * (1 - s)
+
+
+# --- complex numbers --------------------------------------------------------------------------------------------------
+
+
+def complex_exp(z: Complex) -> Complex:
+    """Return exp(x)*(cos y + i sin y)."""
+    radius = exp(z.real)
+    return Complex(radius * z.imag.call("cos", math.cos), radius * z.imag.call("sin", math.sin))
+
+
+def angle(z: Complex) -> Number:
+    """Return the angle, one elementary function."""
+    return z.imag.call("atan2", lambda side: math.atan2(side, z.real.value))

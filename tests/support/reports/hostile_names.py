@@ -1,0 +1,97 @@
+"""Hostile names of modules, classes, parameters and ops, and a run of a model that has them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops import Trace, record
+from tests.support.timed_traces import measure
+
+# Each does harm somewhere: in a page, a terminal, Markdown, LaTeX, a spreadsheet, XML, a file. None holds a dot.
+NAMES = (
+    "</script><img src=x onerror=alert(1)>",
+    "]]>",
+    "<!--",
+    "\x1b[31mred\x1b]0;title\x07\x9b31m\x0b\x0c\x1c",
+    "one\ntwo\r\nthree\u2028four\x85",
+    "\rover",
+    "\t=1",
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "-1",
+    "@x",
+    "＝1",
+    "a|b`c`*d*[e](f)_",
+    "$&%#_{}~^\\",
+    "nul\0",
+    "\ud800 alone",
+    "\u202eleft\u2066\u200b\ufeff",
+    "שלום\U0001f469\u200d\U0001f680" + "e" + "\u0301" * 40,
+    "9" * 5_000,
+    "L" * 10_000,
+    "\"'",
+    "  ",
+    " ** x  y_ ",
+)
+ALL = " ".join(NAMES)
+
+
+class Part(nn.Module):
+    """A weight by which it multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def extra_repr(self) -> str:
+        return "TOKEN"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+@cache
+def _record() -> Trace:
+    model = nn.Sequential()
+    for index in range(len(NAMES) + 1):
+        model.add_module(f"TOKEN{index:02}", type(f"TOKEN{index:02}", (Part,), {})())
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "name": "TOKEN"}], lr=0.1)
+    with record(model) as run:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return measure(run.trace(), memory=True)
+
+
+@cache
+def record_benign() -> Trace:
+    """Return a training step, measured by a made-up clock, of a model with a module for each name and one for all."""
+    return _rename_all({"aten::tanh": "good::tanh"})
+
+
+@cache
+def record_hostile() -> Trace:
+    """Return the same step of the same model, in which modules, parameters, classes, ops and inputs have bad names."""
+    words = {f"TOKEN{index:02}": name for index, name in enumerate((*NAMES, ALL))}
+    words |= {"TOKEN": ALL, "aten::tanh_backward": f"evil::{ALL}", "aten::tanh": f"evil::{ALL} too"}
+    words |= {"Sequential": ALL, "weight": ALL, "float32[2, 4]": ALL}
+    return _rename_all(words)
+
+
+def _rename_all(words: dict[str, str]) -> Trace:
+    return Trace.from_json(json.dumps(_rename(json.loads(_record().to_json()), words)))
+
+
+def _rename(value: Any, words: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {_rename(key, words): _rename(item, words) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rename(item, words) for item in value]
+    if isinstance(value, str):
+        for token, word in words.items():
+            value = value.replace(token, word)
+    return value
