@@ -41,16 +41,8 @@ SORTS: Mapping[str, str] = {
 }
 # Columns that a narrow terminal leaves out before it shortens the names of modules and operators.
 _OPTIONAL = (
-    "rate",
-    "mismatch",
-    "bytes",
-    "unknown_bytes",
-    "intensity",
-    "memory",
-    "peak",
-    "flops_share",
-    "read",
-    "written",
+    *("self", "rate", "mismatch", "bytes", "unknown_bytes", "intensity", "memory", "peak"),
+    *("flops_share", "read", "written"),
 )
 _NEEDED = {
     "time": "time was not measured: measure={'time'}",
