@@ -113,7 +113,7 @@ def format_elements(count: int) -> str:
     return str(count)
 
 
-def format_percent(part: int, whole: int) -> str:
+def format_percent(part: float, whole: float) -> str:
     """Return a share as a percentage with one digit; something that rounds to nothing is "<0.1%", a share of 0 is "".
 
     >>> format_percent(1, 3), format_percent(0, 3), format_percent(1, 10**6), format_percent(0, 0)

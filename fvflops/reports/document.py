@@ -91,7 +91,8 @@ class Table:
     """Rows of exact values; each has a value for each column.
 
     `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
-    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives.
+    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives. `sort`
+    is the key of the column by which the rows are ranked.
 
     >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -107,6 +108,7 @@ class Table:
     notes: Sequence[str] = ()
     noun: str = "row"
     summed: str = ""
+    sort: str = ""
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table with its largest values first, and `top` rows of it.
@@ -130,6 +132,7 @@ class Table:
             columns=columns,
             rows=rows[:top],
             notes=(*self.notes, *self._describe_rest(rows, top)),
+            sort=self.sort if sort is None else sort,
         )
 
     def has(self, key: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -61,34 +63,54 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 
 def columns(text: str) -> list[str]:
     """Return the words of the head of the first table in a report."""
-    return next(line for line in text.splitlines() if line.startswith(("module ", "operator ", "# "))).split()
+    return next(line for line in text.splitlines() if line.lstrip().startswith(("module ", "operator ", "# "))).split()
 
 
 def test_a_profile_by_module_operator_and_op(capsys):
     code, text, err = run(capsys, *LENET)
     assert (code, err) == (0, "")
     assert text.startswith("LeNet5 on float32[1, 1, 28, 28], on cpu (")
-    assert "FLOPs by the table exact, in which a multiply-add is two." in text
-    assert columns(text)[:4] == ["module", "calls", "self", "time"] and "kept" in columns(text)
+    assert "Counted by exact: a MAC is 2 FLOPs." in " ".join(text.split())
+    assert columns(text)[:3] == ["module", "calls", "time"] and "self" in columns(text)
+    assert max(map(len, text.splitlines())) <= 80
+    _, wide, _ = run(capsys, *LENET, "--format", "markdown")
+    assert "| kept | peak |" in wide
     assert [line.split()[0] for line in text.splitlines() if line.startswith(" f")] == ["features"]
     _, text, _ = run(capsys, *LENET, "--by", "operator", "--top", "2", "--sort", "flops", "--peaks", "H100")
     assert "roofline" in columns(text)
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("aten::")] == [
-        "aten::convolution",
-        "aten::linear",
-    ]
+    assert [line.split()[0] for line in text.split("\n\n")[2].splitlines()[2:5]] == ["convolution", "linear", "total"]
+    assert max(map(len, text.splitlines())) <= 80
     _, text, _ = run(capsys, *LENET, "--by", "op", "--ignore", "aten::tanh")
-    assert columns(text)[:5] == ["#", "name", "op", "target", "module"]
-    assert "Ignored: aten::tanh (4 calls)." in text and "aten::tanh.default" not in text
+    assert columns(text)[:3] == ["#", "op", "module"] and max(map(len, text.splitlines())) <= 80
+    assert "Not listed: aten::tanh (4 calls)." in text and " tanh " not in text
+
+
+def test_op_calls_are_ranked_in_every_format(capsys):
+    ranked = [*LENET, "--by", "op", "--sort", "flops", "--top", "2"]
+    _, text, _ = run(capsys, *ranked)
+    assert [line.split()[1:3] for line in text.split("\n\n")[1].splitlines()[2:4]] == [
+        ["convolution", "features.3"],
+        ["convolution", "features.0"],
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *ranked, "--format", "csv")[1])))
+    assert [row["flops"] for row in rows] == ["481600", "239904"] and int(rows[0]["duration_ns"]) > 0
+    written = json.loads(run(capsys, *ranked, "--format", "json")[1])
+    assert [row["flops"] for row in written["tables"]["calls"]["rows"]] == [481_600, 239_904]
+    assert "| convolution |" in run(capsys, *ranked, "--format", "markdown")[1]
+    assert "<td>481,600</td>" in run(capsys, *ranked, "--format", "html")[1]
+    assert run(capsys, *ranked, "--format", "latex")[1].count("tabular}") == 2
 
 
 def test_the_backward_pass_is_profiled_where_asked(capsys):
     _, text, _ = run(capsys, *LENET, "--backward", "--table", "default")
     head = columns(text)
     assert head[head.index("forward") + 1] == "backward"
-    assert "FLOPs by the table default, in which a multiply-add is one." in text
-    _, text, _ = run(capsys, *LENET, "--backward", "--phase", "backward", "--by", "operator")
-    assert "aten::convolution_backward" in text and " in the phase backward." in text
+    assert "Counted by default: a MAC is 1 FLOP." in " ".join(text.split())
+    backward = [*LENET, "--backward", "--phase", "backward", "--by", "operator"]
+    assert "\naten::convolution_backward," in run(capsys, *backward, "--format", "csv")[1]
+    _, text, _ = run(capsys, *backward)
+    assert " in the backward phase." in " ".join(text.split()) and "forward" not in columns(text)
 
 
 def test_deepspeeds_report(capsys):
@@ -110,14 +132,14 @@ def test_files_are_written_beside_the_report(capsys, tmp_path):
 
 def test_a_schedule_measures_its_active_steps(capsys, factory):
     _, text, _ = run(capsys, "nets.py:build", "--schedule", "skip_first=1,wait=1,active=2,repeat=1", "--steps", "5")
-    assert "the mean of 2 runs, active among 5 steps, " in text
+    assert "The mean of 2 runs, active among 5 steps, " in text
 
 
 def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, err = run(capsys, *LENET, "--device", "cuda")
     assert code == 0 and "on cpu (" in text
-    assert err == "fvflops: there is no CUDA device here: these are the CPU's figures\n"
+    assert err == "fvflops: this machine has no CUDA device: the profile is of the CPU\n"
 
 
 @pytest.mark.parametrize(
@@ -125,23 +147,25 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
     [
         (["--schedule", "wait=3,active=1", "--steps", "3"], "of 3 steps the schedule makes none active"),
         (["--schedule", "active=1"], "--schedule needs --steps N"),
-        (["--steps", "3"], "--steps are the runs of a --schedule"),
+        (["--steps", "3"], "--steps is the number of runs of a --schedule"),
         (["--schedule", "activ=1", "--steps", "1"], "a schedule has no 'activ': did you mean 'active'?"),
-        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number from 0 on, not '-1'"),
-        (["--schedule", "wait=1", "--steps", "1"], "say how many steps are measured, such as active=1"),
-        (["--schedule", "active=1,active=2", "--steps", "1"], "active stands twice"),
-        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup, --repeat out"),
-        (["--phase", "backward"], "--phase backward: no backward pass is run without --backward"),
+        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number, 0 or more, not '-1'"),
+        (["--schedule", "wait=1", "--steps", "1"], "give the number of measured steps, such as active=1"),
+        (["--schedule", "active=1,active=2", "--steps", "1"], "active is given twice"),
+        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup and --repeat out"),
+        (["--phase", "backward"], "--phase backward: no backward pass is run; add --backward"),
         (["--phase", "optimizer"], "fvflops.record measures a training loop"),
         (["--phase", "back"], "there is no phase 'back': phases are forward"),
         (["--sort", "tim"], "nothing is sorted by 'tim': did you mean 'time'?"),
         (["--by", "op", "--sort", "self"], "nothing is sorted by 'self'"),
         (["--sort", "roofline"], "name the device by --peaks"),
-        (["--top", "0"], "top is how many lines are shown, 1 or more"),
-        (["--ignore", "aten::view"], "--ignore leaves ops out of the list of op calls: add --by op"),
+        (["--top", "0"], "the number of rows is 1 or more, not '0'"),
+        (["--format", "htlm"], "no format is called 'htlm': take 'html'"),
+        (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed is DeepSpeed's own text; leave --format out"),
+        (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
         (["--by", "op", "--peaks", "H100"], "leave --by op out"),
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--deepspeed", "--by", "op"], "--deepspeed has a form of its own"),
+        (["--deepspeed", "--by", "op"], "--deepspeed is DeepSpeed's own report"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a.json", "--weight", "watts"], "there is no weight 'watts'"),
         (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
@@ -154,7 +178,11 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
 )
 def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, message):
     schedule_is_read_later = options[:2] == ["--schedule", "wait=3,active=1"]
-    code, text, err = run(capsys, "nets.py:build" if schedule_is_read_later else "nets.py:must_not_be_built", *options)
+    model = "nets.py:build" if schedule_is_read_later else "nets.py:must_not_be_built"
+    try:
+        code, text, err = run(capsys, model, *options)
+    except SystemExit as error:  # of argparse
+        code, (text, err) = error.code, capsys.readouterr()
     assert (code, text) == (2, "")
     assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1
     assert not Path("a.json").exists()
@@ -164,10 +192,10 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
     ("options", "message"),
     [
         (["nets.py:build", "--repeat", "0"], "repeat is a whole number from 1 on, not 0"),
-        (["nets.py:on_meta"], "a profile needs numbers, and there are none on the meta device"),
+        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no numbers"),
         (
             ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
-            "--ignore aten::veiw: no op is called so; the near",
+            "--ignore aten::veiw: there is no such op; the nearest is aten::view",
         ),
     ],
     ids=["repeat", "meta", "ignore"],
@@ -181,19 +209,19 @@ def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, mess
 @pytest.mark.parametrize(
     ("name", "said", "told"),
     [
-        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "broken off by RuntimeError: no more"),
+        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "raised RuntimeError: no more"),
         (
             "interrupted",
-            "fvflops: error: interrupted in a run: what 2 measured before is written\n",
-            "broken off by KeyboardInterrupt: no more",
+            "fvflops: error: interrupted in a run: the report is of the 2 measured before\n",
+            "raised KeyboardInterrupt: no more",
         ),
     ],
 )
 def test_what_was_measured_before_an_error_is_written(capsys, factory, name, said, told):
     code, text, err = run(capsys, f"nets.py:{name}", "--trace", "run.json", "--flamegraph", "run.txt")
     assert code == 2 and err.startswith(said)
-    assert "the mean of 2 runs after 1 to warm up" in text
-    assert f"Run 4 of 6 was {told}: this is what was measured before." in text
+    assert "The mean of 2 runs after 1 warm-up run" in text
+    assert f"Run 4 of 6 {told}; the profile is of the runs before." in " ".join(text.split())
     assert "broken off" in json.loads(Path("run.json").read_text())["otherData"]
     assert Path("run.txt").read_text().startswith("forward;Net")
 
@@ -201,7 +229,7 @@ def test_what_was_measured_before_an_error_is_written(capsys, factory, name, sai
 def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factory):
     code, text, err = run(capsys, "nets.py:interrupted_at_once", "--trace", "run.json")
     assert (code, text) == (2, "") and not Path("run.json").exists()
-    assert err == "fvflops: error: interrupted in a run: before any was measured\n"
+    assert err == "fvflops: error: interrupted in a run: none was measured before\n"
 
 
 class Terminal(list):

@@ -279,9 +279,9 @@ def test_a_file_of_ones_own(tmp_path):
         ("4e12", "4e999", 4, "is '4e999'"),
         ("4e12", "0.5", 4, "is '0.5'"),
         ("4e12", "[4e12, 8e12]", 4, "is a list, not a text"),
-        ("4e12}", "4e12, bf16: 4e12}", 4, "bf16 stands twice"),
+        ("4e12}", "4e12, bf16: 4e12}", 4, "bf16 is given twice"),
         ("[C1]", "C1", 3, "aliases of Chip One is the text 'C1', not a list such as [H100, H100 SXM5]"),
-        ("[C1]", "[one-chip]", 2, "'one-chip' stands twice: as a name of Chip One too"),
+        ("[C1]", "[one-chip]", 2, "'one-chip' is given twice: it is a name of Chip One too"),
         ("[C1]", "[NVIDIA GPU]", 2, "'NVIDIA GPU' names no device"),
         ("aliases: [C1]", "sparse: {bf16: 2e12}", 2, "bf16 has 2000000000000 beside the dense 4000000000000"),
         ("    source", "    bandwidth: fast\n    source", 5, "bandwidth of Chip One is 'fast'"),
@@ -304,7 +304,7 @@ def test_a_mistake_is_told_with_file_and_line(tmp_path, old, new, line, text):
 def test_two_devices_of_one_name_are_refused(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(MINE + MINE.removeprefix("devices:\n").replace("Chip One", "Two"))
-    with pytest.raises(TableError, match=r"mine.yaml:6: 'C1' stands twice: as a name of Chip One too"):
+    with pytest.raises(TableError, match=r"mine.yaml:6: 'C1' is given twice: it is a name of Chip One too"):
         load_devices(str(path))
 
 

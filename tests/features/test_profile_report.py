@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -11,9 +13,11 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
-from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.model import Profile, ProfileRow, outlier
 from fvflops.features.profiling.profile import trimmed_mean
+from fvflops.features.profiling.report import SORTS, profile_report
+from fvflops.reports.formats import FORMATS, write_document
+from fvflops.reports.text.display_width import display_width
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
@@ -102,24 +106,28 @@ def test_the_lines_of_modules_are_what_a_hand_finds():
     assert lines["body.1"].intensity == 32 / 256
 
 
+def table_of(text: str) -> list[str]:
+    """Return the lines of the table in a report, with the notes below it."""
+    return text.split("\n\n")[2].splitlines()
+
+
 def test_the_text_of_a_small_model():
     text = profile_net(memory=True).table()
-    head, _, *rows = [line.split() for line in text.split("\n\n")[1].splitlines()]
+    head, _, *rows = [line.split() for line in table_of(text)]
     assert head == [
-        *["module", "calls", "self", "time", "%", "time", "FLOPs", "%", "FLOPs", "time:FLOPs", "FLOP/s"],
-        *["read", "written", "FLOP/byte", "kept", "peak"],
+        *["module", "calls", "time", "%", "time", "self", "FLOPs", "FLOP/s", "time:FLOPs", "mark"],
+        *["bytes", "FLOP/byte", "kept", "peak", "%", "FLOPs", "read", "written"],
     ]
     assert [" ".join(row) for row in rows] == [
-        "model 1 100 ns 8.5 µs 100.0% 840 100.0% 1 98.8M 1.17K 288 0.577 300 350",
-        "body 1 100 ns 7.3 µs 85.9% 576 68.6% 1.25 78.9M 768 256 0.562 200 250",
-        "body.0 1 1.1 µs 1.1 µs 12.9% 544 64.8% 0.2 fast 495M 640 128 0.708 100 150",
-        "body.1 1 6.1 µs 6.1 µs 71.8% 32 3.8% 18.8 slow 5.25M 128 128 0.125 100 250",
-        "head 1 1.1 µs 1.1 µs 12.9% 264 31.4% 0.412 fast 240M 400 32 0.611 100 350",
+        "model 1 8.5 µs 100.0% 100 ns 840 98.8M 1 1.46K 0.577 300 350 100.0% 1.17K 288",
+        "body 1 7.3 µs 85.9% 100 ns 576 78.9M 1.25 1.02K 0.562 200 250 68.6% 768 256",
+        "0 1 1.1 µs 12.9% 1.1 µs 544 495M 0.2 fast 768 0.708 100 150 64.8% 640 128",
+        "1 1 6.1 µs 71.8% 6.1 µs 32 5.25M 18.8 slow 256 0.125 100 250 3.8% 128 128",
+        "head 1 1.1 µs 12.9% 1.1 µs 264 240M 0.412 fast 432 0.611 100 350 31.4% 400 32",
     ]
-    assert "\n  body.1 " in text  # two levels below the root
-    assert text.startswith("Net on float32[2, 8]: one run, 8.5 µs.\n")
-    assert "exact, in which a multiply-add is two.\nWatching took 3 µs more, and the way from Python to" in text
-    assert "to an op and back 500 ns: that is subtracted from the times." in text
+    assert "\n  1 " in text  # two levels below the root
+    assert text.startswith("Net on float32[2, 8]\n\nOne run, 8.5 µs. Counted by exact: a MAC is 2 FLOPs.\n")
+    assert "\nProfiling overhead (3 µs, 500 ns per op) is subtracted.\n" in text
     assert max(map(len, text.splitlines())) < 140
 
 
@@ -128,10 +136,11 @@ def test_the_operators_and_what_lies_between_them_make_up_the_whole():
     lines = profile.measured().operator_lines()
     found = {name: (line.calls, line.total_ns, line.flops) for name, line in lines.items()}
     assert found == {"aten::linear": (2, 2000, 808), "aten::relu": (1, 6000, 32)}
-    rows = [line.split() for line in profile.table(by="operator").split("\n\n")[1].splitlines()]
-    assert [row[0] for row in rows[2:]] == ["aten::relu", "aten::linear", "(between", "total"]
-    assert rows[4] == ["(between", "ops)", "500", "ns", "5.9%"]  # five modules that take 100 ns each
-    assert sum(float(row[4].rstrip("%")) for row in rows[2:5]) == pytest.approx(100, abs=0.2)
+    *rows, between = [line.split() for line in table_of(profile.table(by="operator"))]
+    assert [row[0] for row in rows[2:]] == ["relu", "linear", "total"]
+    # Five modules that take 100 ns each.
+    assert " ".join(between) == "Between ops, in Python and PyTorch's dispatch: 500 ns (5.9% of the time)."
+    assert sum(float(row[4].rstrip("%")) for row in rows[2:4]) + 5.9 == pytest.approx(100, abs=0.2)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "llama_tiny"])
@@ -198,10 +207,12 @@ def test_phases_have_columns_and_each_a_table_of_its_own():
         assert both[name].total_ns == sum(part.total_ns for part in parts)
         assert both[name].flops == profile.total(name)
     assert both["head"].calls == 1  # its forward call, not the ops of its backward pass
-    head = profile.table().split("\n\n")[1].splitlines()[0].split()
+    head = table_of(profile.table())[0].split()
     assert head[head.index("forward") + 1] == "backward"
-    assert f"Ops outside of all modules, such as the loss, took {len(outside)} µs" in profile.table()
-    assert "forward" not in profile.table(phase="backward").split("\n\n")[1]
+    assert f"Ops outside all modules, such as the loss, took {len(outside)} µs" in " ".join(profile.table().split())
+    assert "forward" not in "\n".join(table_of(profile.table(phase="backward")))
+    ranked = table_of(profile.table(sort="backward"))[2:]
+    assert [line.split()[0] for line in ranked[:2]] == ["model", "body"]
     assert {call.phase for call in profile.op_calls(phase="backward")} == {"backward"}
 
 
@@ -237,7 +248,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(options, error, message):
 
 def test_a_trace_that_was_not_measured_is_refused():
     profile = ProfileAnalysis.from_trace(FlopCountAnalysis(Net(), torch.ones(2, 8)).trace())
-    with pytest.raises(TraceError, match="holds no measured run: record it with measure="):
+    with pytest.raises(TraceError, match="has no measured times or memory: record it with measure="):
         profile.table()
 
 
@@ -252,17 +263,20 @@ def test_lines_are_ranked_and_cut():
     profile = profile_net(memory=True)
 
     def names(**options):
-        return [line.split()[0] for line in profile.table(**options).split("\n\n")[1].splitlines()[2:]]
+        lines = [line for line in table_of(profile.table(**options))[2:] if " more" not in line]
+        return [line.split()[0] for line in lines]
 
     assert names(sort="self", top=2) == ["body.1", "body.0"]
     assert names(sort="flops", depth=1) == ["model", "body", "head"]
     assert names(sort="name") == ["model", "body", "body.0", "body.1", "head"]
     assert names(top=1) == ["model"]
     assert "3 modules more." in profile.table(sort="self", top=2)
-    for sort in measured_report.SORTS:
+    for sort in SORTS:
         assert len(names(sort=sort) if sort != "roofline" else names(sort=sort, device="H100")) == 5
     # Below the depth what stands out is shown all the same.
     assert names(depth=0) == ["model", "body.0", "body.1", "head"]
+    assert "1 module more below depth 0." in profile.table(depth=0)
+    assert names(by="operator", sort="self")[:2] == ["relu", "linear"]
 
 
 def test_what_stands_out_takes_twice_its_share_and_more_than_a_trifle():
@@ -283,15 +297,16 @@ def test_the_share_of_a_roofline_is_the_least_time_by_the_time():
     assert lines["body.0"].roofline_share == pytest.approx(768 / 1100)
     assert lines["body.1"].roofline_share == pytest.approx(256 / 6100)
     assert lines[""].roofline_share == pytest.approx((768 + 256 + 432) / 8500)
-    assert "roofline is the least time that mine needs" in profile.table(device=device)
+    assert "roofline is the least time of mine for the FLOPs" in profile.table(device=device)
     assert "roofline" not in profile.table()
 
 
 def test_unknown_flops_are_told_and_not_taken_for_zero():
     profile = profile_of(Scanning(), torch.ones(2, 8))
-    table = profile.table().split("\n\n")[1].splitlines()
-    assert table[2].split()[7] == "544+"
-    assert "UNKNOWN to the table exact, so missing where a + follows: fvflops_report::scan (1 call)." in profile.table()
+    head, _, *rows = (line.split() for line in table_of(profile.table()))
+    assert head[head.index("FLOPs") + 1] == "unsupported"
+    assert rows[0][rows[0].index("544") + 1] == "1" and rows[1][rows[1].index("544") + 1] != "1"
+    assert "Unsupported by exact, so not counted in FLOPs: fvflops_report::scan (1 call)." in profile.table()
     [linear, unknown] = profile.op_calls()
     assert (linear.flops, linear.status) == (544, "counted")
     assert (unknown.flops, unknown.status, unknown.duration_ns) == (None, "unknown", 1000)
@@ -375,7 +390,7 @@ def test_the_columns_of_torch_flops():
 
 def test_memory_alone_can_be_measured():
     profile = ProfileAnalysis(Net(), torch.ones(2, 8), warmup=0, repeat=2, measure={"memory"}, table="exact")
-    head = profile.table().split("\n\n")[1].splitlines()[0].split()
+    head = table_of(profile.table())[0].split()
     assert "kept" in head and "time" not in head and "FLOP/s" not in head
     line = profile.measured().module_lines()["body.0"]
     assert line.kept == 2 * 16 * 4 and line.calls == 1
@@ -420,7 +435,7 @@ def test_a_schedule_says_which_runs_are_measured():
     text = profile.table()
     # Each measured run is made again to clock its modules.
     assert len(runs) == 6 + 2 and profile.measured_runs == 2 and seen == [(done, 6) for done in range(1, 7)]
-    assert "the mean of 2 runs, active among 6 steps, " in text
+    assert "The mean of 2 runs, active among 6 steps, " in text
 
 
 @pytest.mark.parametrize(
@@ -447,7 +462,8 @@ def test_what_was_measured_before_an_error_is_kept(error):
         profile.table()
     saved = profile.salvage()
     assert saved.total() == 840 and saved.trace().about["runs"] == "2"
-    assert f"Run 4 of 6 was broken off by {error.__name__}: no more: this is what was measured before." in saved.table()
+    text = " ".join(saved.table().split())
+    assert f"Run 4 of 6 raised {error.__name__}: no more; the profile is of the runs before." in text
 
 
 def test_there_is_nothing_to_keep_before_the_first_run():
@@ -455,7 +471,7 @@ def test_there_is_nothing_to_keep_before_the_first_run():
     profile = ProfileAnalysis(model, torch.ones(2, 8))
     with pytest.raises(RuntimeError, match="no more"):
         profile.table()
-    with pytest.raises(TraceError, match="no run was measured to its end"):
+    with pytest.raises(TraceError, match="no measured run was completed"):
         profile.salvage()
 
 
@@ -475,13 +491,14 @@ def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
 
 
 def test_a_model_on_meta_has_nothing_to_measure():
-    with pytest.raises(ValueError, match="a profile needs numbers"):
+    with pytest.raises(ValueError, match="a profile needs real execution, and the meta device has no numbers"):
         ProfileAnalysis(nn.Linear(2, 2, device="meta"), torch.ones(1, 2)).table()
 
 
 def test_a_compiled_model_says_that_it_ran_eagerly():
     profile = ProfileAnalysis(torch.compile(Net(), backend="eager"), torch.ones(2, 8), warmup=0, repeat=1)
-    assert "The model is compiled, and was run eagerly: these are not the times of compiled code." in profile.table()
+    text = " ".join(profile.table().split())
+    assert "The model is compiled, but was run eagerly: these are not the times of compiled code." in text
 
 
 @pytest.mark.parametrize(
@@ -560,5 +577,39 @@ def test_an_export_that_cannot_be_written_is_refused_before_a_run(tmp_path, monk
 def test_a_profile_by_hand_renders_without_a_model():
     tree = profile_net().trace().modules
     lines = {"forward": {"": ProfileRow(calls=1, total_ns=2000, own_ns=2000, flops=10)}}
-    text = measured_report.render(Profile(tree, lines, {"forward": {}}, about={"model": "Net", "table": "mine"}))
-    assert text.startswith("Net: one run, 2 µs.\nFLOPs by the table mine")
+    report = profile_report(Profile(tree, lines, {"forward": {}}, about={"model": "Net", "table": "mine"}))
+    assert write_document(report).startswith("Net\n\nOne run, 2 µs. Counted by mine")
+
+
+@pytest.mark.parametrize("by", ["module", "operator"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_has_a_profile_of_a_saved_trace(format, by):
+    model = nn.Sequential()
+    model.add_module("a_module_with_a_name_that_is_much_longer_than_a_line_of_a_terminal_" * 2, Net())
+    measured = profile_of(model, torch.ones(2, 8), memory=True)
+    saved = Trace.from_json(measured.trace().to_json())
+    report = ProfileAnalysis.from_trace(saved, table="exact").report(by=by, depth=3, sort="flops", device="H100")
+    text = write_document(report, format, width=80)
+    if format == "csv":
+        rows = [(row["time"], row["flops"], row["bytes"]) for row in csv.DictReader(io.StringIO(text))][:2]
+        by_operator = [("2000", "808", "1200"), ("6000", "32", "256")]
+        assert rows == (by_operator if by == "operator" else [("8600", "840", "1456"), ("8500", "840", "1456")])
+    elif format == "json":
+        written = json.loads(text)
+        assert written["format"] == "fvflops.profile" and list(written["tables"]) == [f"{by}s"]
+        assert {*SORTS} - {"name", "self"} <= {*written["tables"][f"{by}s"]["rows"][0]}
+    elif format == "text":
+        assert max(map(display_width, text.splitlines())) <= 80
+        assert "840" in text and "No room in 80 columns for " in text
+    elif format == "latex":
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1 and r"\%" in text
+    else:
+        assert "8.6 µs" in text and ("<table>" in text) == (format == "html")
+
+
+@pytest.mark.parametrize("sort", ["peak", "memory", "bytes", "intensity", "mismatch"])
+def test_the_column_of_the_order_is_shown_on_a_narrow_terminal(sort):
+    report = profile_net(memory=True).report(sort=sort, top=2)
+    text = write_document(report, width=80)
+    heading = next(column.heading for column in report.main_table().columns if column.key == sort)
+    assert heading in table_of(text)[0].split() and max(map(len, text.splitlines())) <= 80

@@ -1,6 +1,10 @@
 """The roofline: bounds against counts by hand and published intensities, measured peaks, the report, the command."""
 
+import csv
+import io
+import json
 import math
+import re
 
 import pytest
 import torch
@@ -12,8 +16,10 @@ from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.cli import main
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.model import Load
-from fvflops.features.roofline.report import render
+from fvflops.features.roofline.report import VIEWS, roofline_report
 from fvflops.features.utilisation.device_benchmark import measure_device, write_device
+from fvflops.reports.formats import FORMATS, write_document
+from fvflops.reports.text.display_width import display_width
 from fvflops.zoo import build
 
 # 1 GFLOP/s in float32, 10 in bfloat16, 1 GB/s: ridges at 1 and 10 FLOP/byte.
@@ -137,7 +143,8 @@ def test_a_dtype_of_ones_own_and_dtypes_without_a_peak():
     analysis = FlopCountAnalysis(nn.Sequential(layer, _Single()), torch.ones(8, 64).double())
     drawn = roofline(analysis, device=SLOW)
     assert drawn.without_peak == {"fp64": 2 * 8 * 64 * 64}
-    assert "has no peak for it: fp64" in " ".join(render(drawn).split())
+    text = write_document(roofline_report(drawn))
+    assert "Without a peak on slow, so not in the least time: fp64 (65.5K FLOPs)." in text
     assert "fp64" not in drawn.peaks and drawn.total().bytes > 0
     faster = roofline(analysis, device=SLOW, dtype="bfloat16")
     assert set(faster.peaks) == {"bf16"} and not faster.without_peak
@@ -159,14 +166,15 @@ def test_what_is_unknown_is_told():
     drawn = roofline(trace, device=SLOW)
     assert drawn.unknown == {"fvflops_roofline::scan": 1} and not drawn.unmoved
     assert drawn.by_operator()["scan"] == Load(1, 0, 256, 256 / 1e9)
-    text = " ".join(render(drawn).split())
-    assert "UNKNOWN to the table exact, so without FLOPs: fvflops_roofline::scan (1 call)." in text
+    text = write_document(roofline_report(drawn))
+    assert "Unsupported by exact, so not in FLOPs: fvflops_roofline::scan (1 call)." in text
     whole = record_call(
         lambda x: x.t().reshape(-1), (torch.ones(8, 4),), stops_at=FlopCountAnalysis(F.relu)._cost_model().stops_at
     )
     unmoved = roofline(whole.aggregate(), device=SLOW)
     assert unmoved.unmoved == {"aten::reshape": 1}
-    assert "Of UNKNOWN bytes: aten::reshape (1 call)." in render(unmoved)
+    text = write_document(roofline_report(unmoved))
+    assert "Unknown memory traffic, so not in bytes: aten::reshape (1 call)." in text
 
 
 def test_a_region_that_a_table_counts_moves_what_crosses_its_edge(tmp_path):
@@ -200,7 +208,7 @@ def test_bad_input_is_told(options, message):
 def test_an_empty_run_takes_no_time():
     drawn = analyse(nn.Identity(), torch.ones(2))
     assert drawn.total() == Load() and drawn.total().bound == "" and drawn.total().intensity == 0
-    assert "at least 0 ns" in render(drawn)
+    assert "Least time: 0 ns, 0.0% of it compute-bound." in write_document(roofline_report(drawn))
     assert Load(1, 5, 0, 1.0, 1.0).intensity == math.inf
 
 
@@ -251,22 +259,76 @@ def run(capsys, *argv):
 
 
 def rows(text):
-    """Return the cells of the table's rows by the first of them."""
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
-    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[2:]}
+    """Return the words of the main table's rows by the first of them."""
+    lines = [line.split() for line in text.split("\n\n")[1].splitlines()]
+    return {words[0]: words[1:] for words in lines[2:]}
 
 
 def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
     code, out, err = run(capsys, "zoo:resnet50", "--device", "A100", "--depth", "1")
     assert (code, err) == (0, "")
-    assert out.startswith("A100 SXM 80GB: 2.039T bytes/s; tf32 0.156P FLOP/s, ridge at 76.5 FLOP/byte;")
+    assert out.startswith("zoo:resnet50 on A100 SXM 80GB\n\nmodule ")
+    peaks = out.split("\n\n")[-1].splitlines()
+    assert peaks[0] == "Peaks of A100 SXM 80GB"
+    assert [line.split() for line in peaks[3:]] == [
+        ["tf32", "156T", "2.04T", "76.5"],
+        ["fp32", "19.5T", "2.04T", "9.56"],
+    ]
     table = rows(out)
     assert next(iter(table)) == "model" and "layer1" in table and "layer1.0" not in table
-    assert table["model"][0] == "8.229G" and table["model"][-1] == "100.0%" and table["fc"][3] == "memory"
+    assert table["model"][2:5] == ["100.0%", "memory", "8.23G"] and table["fc"][3] == "memory"
     code, out, _ = run(capsys, "zoo:resnet50", "--device", "H100", "--dtype", "bf16", "--by", "operator")
-    assert code == 0 and rows(out)["conv"][0] == "53" and rows(out)["total"][-1] == "100.0%"
-    code, out, _ = run(capsys, "zoo:resnet50", "--device", "H100", "--by", "op", "--top", "3", "--backward", "--train")
-    assert code == 0 and len(out.split("\n\n")[1].splitlines()) == 5 and "aten::convolution_backward" in out
+    assert code == 0 and rows(out)["conv"][0] == "53" and rows(out)["total"][3] == "100.0%"
+    by_op = ["zoo:resnet50", "--device", "H100", "--by", "op", "--backward", "--train"]
+    code, out, _ = run(capsys, *by_op, "--top", "3", "--format", "markdown")
+    assert code == 0 and out.count("| convolution_backward |") == 3
+    assert re.search(r"\n\n\d+ ops more\.\n", out)
+    ranked = [len(run(capsys, *by_op, *options)[1].split("\n\n")[1].splitlines()) for options in ([], ["--top", "3"])]
+    assert ranked == [2 + 20 + 2, 2 + 3 + 2]  # a heading and its rule, and how many ops and which columns are not shown
+
+
+@pytest.mark.parametrize("by", VIEWS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_has_the_loads_of_a_saved_trace(format, by):
+    name = "a_module_with_a_name_that_is_much_longer_than_a_line_of_a_terminal_" * 2
+    model = nn.Sequential()
+    model.add_module(name, nn.Sequential(nn.Linear(100, 50, bias=False)))
+    trace = FlopCountAnalysis(model, torch.ones(10, 100), table="exact").trace()
+    drawn = roofline(type(trace).from_json(trace.to_json()), device=SLOW)
+    text = write_document(roofline_report(drawn, by=by, subject=name), format, width=80)
+    # 100,000 FLOPs at 10^9 FLOP/s.
+    if format == "csv":
+        (row, *_) = csv.DictReader(io.StringIO(text))
+        assert (row["flops"], row["bytes"], row["seconds"], row["bound"]) == ("100000", "26000", "0.0001", "compute")
+    elif format == "json":
+        written = json.loads(text)
+        assert written["format"] == "fvflops.roofline" and list(written["tables"]) == [f"{by}s", "peaks"]
+        row = written["tables"][f"{by}s"]["rows"][-1]
+        assert (row["flops"], row["bytes"], row["seconds"], row["share"]) == (100_000, 26_000, 1e-4, 1.0)
+        assert written["tables"]["peaks"]["rows"] == [
+            {"dtype": "fp32", "peak": 10**9, "bandwidth": 10**9, "ridge": 1.0}
+        ]
+    elif format == "text":
+        assert max(map(display_width, text.splitlines())) <= 80
+        assert "100 µs" in text and "compute" in text
+    elif format == "latex":
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2 and "100 µs & 100.0" in text
+    else:
+        assert "100 µs" in text and ("<table>" in text) == (format == "html")
+
+
+def test_infinite_intensity_is_null_in_json():
+    drawn = analyse(nn.Linear(10, 5, bias=False), torch.ones(10, 10))
+    still = drawn.entries[0]._replace(load=Load(1, 5, 0, 1.0, 1.0))
+    report = roofline_report(type(drawn)("slow", 1, {"fp32": 1}, "exact", drawn.modules, (still,)))
+    assert json.loads(write_document(report, "json"))["tables"]["modules"]["rows"][0]["intensity"] is None
+    assert "∞" in write_document(report) and "inf" in write_document(report, "csv")
+
+
+def test_rows_are_ranked(capsys):
+    _, out, _ = run(capsys, "zoo:lenet5", "--device", "H100", "--sort", "intensity", "--top", "2", "--format", "csv")
+    found = [float(row["intensity"]) for row in csv.DictReader(io.StringIO(out))]
+    assert len(found) == 2 and found[0] > found[1]
 
 
 def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monkeypatch):
@@ -276,11 +338,11 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
     path = tmp_path / "mine.yaml"
     assert run(capsys, "--measure", "--device", "cpu", "--output", str(path)) == (0, "", "")
     code, out, err = run(capsys, "zoo:lenet5", "--device", str(path))
-    assert (code, err) == (0, "") and rows(out)["model"][-1] == "100.0%"
-    name = out.partition(":")[0]
+    assert (code, err) == (0, "") and rows(out)["model"][2] == "100.0%"
+    name = out.partition("\n")[0].removeprefix("zoo:lenet5 on ")
     assert run(capsys, "zoo:lenet5", "--device", f"{path}:{name}")[1] == out
     code, out, _ = run(capsys, "zoo:lenet5", "--measure", "--device", "cpu")
-    assert code == 0 and out.startswith(name)
+    assert code == 0 and out.startswith(f"zoo:lenet5 on {name}\n")
     path.write_text(path.read_text() + write_device(SLOW).partition("\n")[2])
     code, _, err = run(capsys, "zoo:lenet5", "--device", str(path))
     assert code == 2 and f"write {path}:{name}" in err
@@ -289,7 +351,7 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "roofline wants a MODEL and a --device such as H100, or --measure"),
+        ([], "roofline needs a MODEL and a --device such as H100, or --measure"),
         (["zoo:lenet5"], "roofline needs --device, such as H100"),
         (["zoo:lenet5", "--device", "H10"], "did you mean 'H100'?"),
         (["zoo:lenet5", "--device", "absent.yaml"], "absent.yaml:1: cannot be read"),
@@ -297,13 +359,35 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H100", "--dtype", "int8"], "a model is cast to fp64, fp32, tf32, fp16, bf16"),
         (["zoo:lenet5", "--device", "H100", "--dtype", "bloat16"], "did you mean 'bfloat16'?"),
         (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
-        (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "0 ops cannot be shown"),
+        (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "the number of rows is 1 or more, not '0'"),
+        (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'?"),
+        (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "no format is called 'htlm': take 'html'"),
         (["--measure", "--device", "H100"], "'H100' is no device of this machine"),
-        (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward is run by shapes"),
+        (
+            ["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"],
+            "--backward uses shape execution",
+        ),
     ],
-    ids=["nothing", "no device", "device", "file", "peak", "int8", "dtype", "table", "top", "measure", "backward"],
+    ids=[
+        "nothing",
+        "no device",
+        "device",
+        "file",
+        "peak",
+        "int8",
+        "dtype",
+        "table",
+        "top",
+        "sort",
+        "format",
+        "measure",
+        "backward",
+    ],
 )
 def test_errors_are_one_line(capsys, argv, message):
-    code, out, err = run(capsys, *argv)
+    try:
+        code, out, err = run(capsys, *argv)
+    except SystemExit as error:  # of argparse
+        code, (out, err) = error.code, capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith("fvflops: error: ") and message in err and err.count("\n") == 1

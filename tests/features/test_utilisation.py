@@ -217,7 +217,7 @@ def test_more_than_all_is_refused_with_what_to_check():
     assert str(caught.value) == (
         "MFU would be 299.0%: 100T FLOPs in fp32 take 1 × H100 SXM at least 1.49 s, and seconds is 500 ms; check "
         "seconds, device, dtype (it was taken as fp32: 40.4% at tf32, 20.2% at fp16, 20.2% at bf16), "
-        "devices (at least 3), counts (a kernel may skip work that they hold, such as the masked half of causal "
+        "devices (at least 3), counts (a kernel may skip counted work, such as the masked half of causal "
         "attention)"
     )
 
@@ -306,7 +306,7 @@ def test_devices_are_a_number(value):
         (T, "fp64", "chip has no peak for fp64: it has fp32, tf32, bf16, fp8"),
         (T, "int64", "no device has a peak for the dtype 'int64'"),
         (counts(), None, "the counts are zero"),
-        (counts(entry("", macs=T)), None, "do not tell in which dtype aten::mm did its 2T FLOPs: say dtype="),
+        (counts(entry("", macs=T)), None, "the counts have no dtype for the 2T FLOPs of aten::mm: give dtype="),
         (counts(entry("int64", macs=T)), None, "no device has a peak for the dtype 'int64'"),
         (counts(entry("bf16", macs=T, phase="recompute")), None, "the counts are zero"),
         (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: give those of flops"),

@@ -31,7 +31,7 @@ from fvflops.features.budget.model import BudgetReport, CheckResult, Limit, Regr
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.roofline import plot as roofline_plot
-from fvflops.features.roofline import report as roofline_report
+from fvflops.features.roofline.report import roofline_report
 from fvflops.formulas import load_table
 from fvflops.reports import EXPORTS, REPORTS
 from fvflops.reports.formats import write_document
@@ -73,6 +73,10 @@ def report(kind: str, by: str = "module") -> Render:
     return lambda analysis: REPORTS[kind](summarise(analysis), by=by)
 
 
+def draw_roofline(by: str) -> Render:
+    return lambda analysis: write_document(roofline_report(roofline(analysis, device="H100"), by=by))
+
+
 VIEWS = ("module", "operator", "both")
 # For the eye, in lines: nothing but what can be printed, and a table has the rows that it has of good names.
 TERMINAL: dict[str, Render] = {
@@ -84,9 +88,7 @@ TERMINAL: dict[str, Render] = {
     "parameters": lambda analysis: parameters.render(analysis.module_tree()),
     "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
     "check": lambda analysis: budget_report.render(judge_names(analysis)),
-    "roofline": lambda analysis: roofline_report.render(roofline(analysis, device="H100")),
-    "roofline by op": lambda analysis: roofline_report.render(roofline(analysis, device="H100"), by="op"),
-    "roofline by operator": lambda analysis: roofline_report.render(roofline(analysis, device="H100"), by="operator"),
+    **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},
     "profile": lambda analysis: profile(analysis.trace()).table(),
     "profile by operator": lambda analysis: profile(analysis.trace()).table(by="operator"),
     "profile by op": lambda analysis: profile(analysis.trace()).op_table(),

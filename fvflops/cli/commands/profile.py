@@ -1,4 +1,4 @@
-"""`fvflops profile`: a model run under the clock, and what it takes beside what is counted."""
+"""`fvflops profile`: measured time and memory of a model beside its counts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import torch
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_order, add_output
+from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_report
 from fvflops.cli.exports import check_exports
 from fvflops.cli.models import LoadedModel, load_model, with_input_hint
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
-from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.profile import ProfileAnalysis
+from fvflops.features.profiling.report import check_profile_sort
 from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
-from fvflops.reports.calls import op_calls as op_calls_report
+from fvflops.reports.calls.op_calls import SORTS as CALL_SORTS
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
-from fvflops.views.ranking import check_sort, check_top
+from fvflops.views.ranking import check_sort
 
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a command line asks for, checked as far as that goes before a run: table, peaks, path → format of files."""
+    """What a command line asks for, checked before the run: the table, the peaks, and path → format of files."""
 
     table: FormulaTable
     peaks: Device | None
@@ -44,37 +44,32 @@ class Wanted:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
-    parser.set_defaults(table=None)  # that of DeepSpeed for its report; else exact, as the others leave work out
+    parser.set_defaults(table=None)  # deepspeed for --deepspeed, else exact: the others ignore some ops
     add_model_source(parser)
-    add_output(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
     parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
     runs = parser.add_argument_group("how often it runs")
-    runs.add_argument("--warmup", type=int, metavar="N", help="runs before the clock is looked at; default: 1")
-    runs.add_argument("--repeat", type=int, metavar="N", help="runs under the clock; default: 5")
+    runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
+    runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
     runs.add_argument(
         "--schedule",
         metavar="KEY=N,...",
-        help="instead of both: skip_first, wait, warmup, active and repeat, as torch.profiler.schedule takes them",
+        help="instead of both: skip_first, wait, warmup, active and repeat, as in torch.profiler.schedule",
     )
-    runs.add_argument("--steps", type=int, metavar="N", help="the runs of the schedule")
+    runs.add_argument("--steps", type=int, metavar="N", help="number of runs of the schedule")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
-    add_order(
-        shown,
-        "time, self, calls, flops, rate, bytes, intensity, roofline, memory, peak, mismatch or name; default: modules "
-        "and op calls in order, operators by time",
-    )
+    add_report(shown)
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
     shown.add_argument(
         "--ignore", action="append", default=[], metavar="OP", help="leave an op out of --by op; may be repeated"
     )
-    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead")
+    shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
     files = parser.add_argument_group("files beside the report")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
     files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
@@ -83,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Profile the model that the arguments name and write the report and the files; return the exit code.
 
-    A run that raises, or that is interrupted, is an error too; what was measured before is written first.
+    A run that raises or is interrupted is an error too; the report of the runs before it is written first.
     """
     wanted = _check(arguments)
     options = _read_runs(arguments)
@@ -117,7 +112,7 @@ def _record(
             _write(profile.salvage(), arguments, wanted)
         if isinstance(error, KeyboardInterrupt):
             runs = profile.measured_runs
-            what = f"what {runs} measured before is written" if runs else "before any was measured"
+            what = f"the report is of the {runs} measured before" if runs else "none was measured before"
             raise ValueError(f"interrupted in a run: {what}") from error
         raise
     progress.clear()
@@ -125,19 +120,20 @@ def _record(
 
 
 def _check(arguments: argparse.Namespace) -> Wanted:
-    """Return what is wanted; what can be known to be wrong before the model is even built raises."""
-    sorts = op_calls_report.SORTS if arguments.by == "op" else measured_report.SORTS
+    """Return what is wanted; raise ValueError or OSError for mistakes that can be found before the model is built."""
     if arguments.sort is not None:
-        check_sort(arguments.sort, sorts)
-    check_top(arguments.top)
+        if arguments.by == "op":
+            check_sort(arguments.sort, CALL_SORTS)
+        else:
+            check_profile_sort(arguments.sort)
     if arguments.phase is not None and arguments.phase not in PHASES:
         raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
-        raise ValueError(f"--phase {arguments.phase}: no backward pass is run without --backward")
+        raise ValueError(f"--phase {arguments.phase}: no backward pass is run; add --backward")
     if arguments.phase == "optimizer":
-        raise ValueError("--phase optimizer: no optimizer makes a step here; fvflops.record measures a training loop")
+        raise ValueError("--phase optimizer: profile runs no optimizer; fvflops.record measures a training loop")
     if arguments.ignore and arguments.by != "op":
-        raise ValueError("--ignore leaves ops out of the list of op calls: add --by op")
+        raise ValueError("--ignore excludes ops from the list of op calls: add --by op")
     if arguments.peaks is not None and arguments.by == "op":
         raise ValueError("--peaks shows the share of a roofline by module or operator: leave --by op out")
     if arguments.sort == "roofline" and arguments.peaks is None:
@@ -145,7 +141,9 @@ def _check(arguments: argparse.Namespace) -> Wanted:
     if arguments.deepspeed:
         views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
         if any(views):
-            raise ValueError("--deepspeed has a form of its own: leave --by, --phase, --sort and --peaks out")
+            raise ValueError("--deepspeed is DeepSpeed's own report: leave --by, --phase, --sort and --peaks out")
+        if arguments.format != "text":
+            raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
     return Wanted(table, peaks, _check_files(arguments))
@@ -159,18 +157,16 @@ def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return how often the model is to run, as ProfileAnalysis takes it."""
+    """Return the arguments of ProfileAnalysis for the number of runs."""
     if arguments.schedule is None:
         if arguments.steps is not None:
-            raise ValueError("--steps are the runs of a --schedule; without one there are --warmup and --repeat")
+            raise ValueError("--steps is the number of runs of a --schedule; without one use --warmup and --repeat")
         numbers = {"warmup": arguments.warmup, "repeat": arguments.repeat}
         return {name: number for name, number in numbers.items() if number is not None}
     if arguments.warmup is not None or arguments.repeat is not None:
-        raise ValueError(
-            "--schedule says itself how often the model warms up and repeats: leave --warmup, --repeat out"
-        )
+        raise ValueError("--schedule has its own warmup and repeat: leave --warmup and --repeat out")
     if arguments.steps is None:
-        raise ValueError("--schedule needs --steps N: how many runs there are")
+        raise ValueError("--schedule needs --steps N, the number of runs")
     return {"schedule": parse_schedule(arguments.schedule), "steps": arguments.steps}
 
 
@@ -187,38 +183,38 @@ def parse_schedule(text: str) -> Schedule:
             hint = suggest(key, _SCHEDULE_KEYS) or f": there are {', '.join(_SCHEDULE_KEYS)}"
             raise ValueError(f"--schedule {text}: a schedule has no {key!r}{hint}")
         if not number.isdecimal():
-            raise ValueError(f"--schedule {text}: {key} is a whole number from 0 on, not {number!r}")
+            raise ValueError(f"--schedule {text}: {key} is a whole number, 0 or more, not {number!r}")
         if key in numbers:
-            raise ValueError(f"--schedule {text}: {key} stands twice")
+            raise ValueError(f"--schedule {text}: {key} is given twice")
         numbers[key] = int(number)
     if "active" not in numbers:
-        raise ValueError(f"--schedule {text}: say how many steps are measured, such as active=1")
+        raise ValueError(f"--schedule {text}: give the number of measured steps, such as active=1")
     return schedule(**numbers)
 
 
 def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
-    """Raise ValueError where an op that is to be left out is none, as far as that is known before the run."""
+    """Raise ValueError for an op to ignore that does not exist, where that is known before the run."""
     for name in names:
         full = name if "::" in name else f"aten::{name}"
-        if name.islower() and not schemas_of(full):  # else it may be a module's class, which the run will tell
+        if name.islower() and not schemas_of(full):  # else it may be a module's class, known after the run
             near = nearest(full, table.rows)
-            raise ValueError(f"--ignore {name}: no op is called so" + (f"; the nearest is {near}" if near else ""))
+            raise ValueError(f"--ignore {name}: there is no such op" + (f"; the nearest is {near}" if near else ""))
 
 
 def _choose_device(name: str | None) -> str | None:
     if name == "cuda" and not torch.cuda.is_available():
-        print("fvflops: there is no CUDA device here: these are the CPU's figures", file=sys.stderr)
+        print("fvflops: this machine has no CUDA device: the profile is of the CPU", file=sys.stderr)
         return "cpu"
     return name
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
-    """Write the report, and the files; where some cannot be written the others are, before an OSError tells of all."""
+    """Write the report and the files; an OSError about those that cannot be written is raised after the others."""
     failures: list[OSError] = []
     for path, format in {arguments.output: "report", **wanted.files}.items():
         try:
             if format == "report":
-                write(_render(profile, arguments, wanted), path)
+                _write_report(profile, arguments, wanted)
             elif format == "html":
                 profile.to_html(path)
             else:
@@ -231,17 +227,23 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
         raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
-def _render(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
     if arguments.deepspeed:
-        depth = -1 if arguments.depth is None else arguments.depth
-        found = read_profile(profile.trace(), table=wanted.table)
-        return deepspeed_report.render(
-            found,
-            profile_step=int(profile.trace().about.get("warmup", 0)),
-            module_depth=depth,
-            top_modules=arguments.top or 1,
-        )
+        write(_draw_deepspeed(profile, arguments, wanted), arguments.output)
+        return
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
-        return profile.op_table(ignore=arguments.ignore, **options)
-    return profile.table(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+        report = profile.call_report(ignore=arguments.ignore, **options)
+        arguments.sort = None  # the table is ranked, by keys other than those of its columns
+    else:
+        report = profile.report(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+    write_report(report, arguments)
+
+
+def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+    return deepspeed_report.render(
+        read_profile(profile.trace(), table=wanted.table),
+        profile_step=int(profile.trace().about.get("warmup", 0)),
+        module_depth=-1 if arguments.depth is None else arguments.depth,
+        top_modules=arguments.top or 1,
+    )

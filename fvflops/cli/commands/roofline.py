@@ -1,4 +1,4 @@
-"""`fvflops roofline`: what bounds a model on a device, by the device's peaks as published or as measured here."""
+"""`fvflops roofline`: what bounds a model on a device, by its published peaks or those measured on this machine."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ import torch
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_output, add_plot, add_run, parse_assumptions
+from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
 from fvflops.cli.models import LoadedModel, load_model, with_input_hint
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
-from fvflops.features.roofline import report
 from fvflops.features.roofline.compute import roofline
+from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.features.utilisation.devices import load_peaks, short_dtype
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    parser.set_defaults(table="exact")  # the other conventions leave work out
+    parser.set_defaults(table="exact")  # the other conventions ignore some ops
     add_model(parser, nargs="?")
-    add_output(parser)
     add_run(parser, built_on="--build")
     parser.add_argument(
         "--device",
         metavar="DEVICE",
-        help="whose peaks to take: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
+        help="device: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
     )
     parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     parser.add_argument(
         "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
     )
     add_backward(parser)
-    parser.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    parser.add_argument(
+        "--by", choices=VIEWS, default="module", help="default: module; op shows 20 unless --top is given"
+    )
     add_depth(parser)
-    parser.add_argument("--top", type=int, default=20, metavar="N", help="how many ops are shown by op; default: 20")
+    add_report(parser)
     add_plot(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw the roofline of the model that the arguments name, or measure this machine; return the exit code."""
+    """Report the roofline of a model, or measure this machine; return the exit code."""
     if arguments.plot is not None:
         if arguments.model is None:
             raise ValueError(f"--plot {arguments.plot}: without a MODEL there is nothing to draw")
         picture.prepare(arguments.plot)
     if arguments.model is None:
         if not arguments.measure:
-            raise ValueError("roofline wants a MODEL and a --device such as H100, or --measure")
+            raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
         write(write_device(measure_device(arguments.device)), arguments.output)
         return 0
     dtype = None if arguments.dtype is None else _read_dtype(arguments.dtype)
@@ -74,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         roofs = {name: device.peak(name) for name in device.dtypes()}
         roofline_plot.save(drawn, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
-    write(report.render(drawn, by=arguments.by, depth=arguments.depth, shown=arguments.top), arguments.output)
+    report = roofline_report(drawn, by=arguments.by, depth=arguments.depth, subject=arguments.model)
+    if arguments.by == "op" and arguments.top is None and arguments.format not in DATA_FORMATS:
+        report = report.ranked(sort=arguments.sort, top=SHOWN)
+    write_report(report, arguments)
     return 0
 
 
@@ -86,7 +91,7 @@ def _read_dtype(text: str) -> str:
 
 
 def _cast(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a subject whose floating-point weights and inputs are of a dtype."""
+    """Return a subject with its floating-point weights and inputs cast to a dtype."""
     inputs, kwargs = _cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
     return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
 
@@ -113,7 +118,7 @@ def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Name
             assume=assume,
         )
     if arguments.execution == "real":
-        raise ValueError("--backward is run by shapes, not for real: leave --execution out")
+        raise ValueError("--backward uses shape execution: leave --execution real out")
     return TrainingStepAnalysis(
         subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
     )

@@ -1,4 +1,4 @@
-"""The kernel trace: torch.profiler's own chrome trace, with modules, FLOPs and FLOP/s in its events' args."""
+"""Annotate torch.profiler's chrome trace with modules, FLOPs and FLOP/s in its events' args."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fvflops.reports.files.frames import dump
 
-# torch.profiler writes an event over several lines: its category first, then what it is and its numbers, in one line.
+# torch.profiler writes an event over several lines: first its category and name, then its args in one line.
 _CATEGORY = re.compile(r'"cat": "([^"]*)"')
 _NAME = re.compile(r'^\s*"name": "(.*)",$')
 _NUMBER = re.compile(r'^(\s*)"External id": (\d+)')
@@ -20,7 +20,7 @@ ArgsOf = Callable[[str, str, int], Mapping[str, Any]]
 def annotate(lines: Iterable[str], args_of: ArgsOf, about: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of torch.profiler's chrome trace with more args in its events; each line is read once.
 
-    `args_of` gives for an event's category, name and number what is to be told of it. `about` stands at the head of the
+    `args_of` gives the args to add for an event's category, name and External id. `about` is written at the head of the
     file under "fvflops".
 
     >>> lines = ['    "cat": "cpu_op",\\n', '    "args": {\\n', '      "External id": 7, "Ev Idx": 1\\n', '    }\\n']

@@ -1,4 +1,4 @@
-"""The kernel profile: torch.profiler's events of a run, with the modules, FLOPs and FLOP/s that fvflops knows."""
+"""Profile kernels: torch.profiler's events of a run, with their modules, FLOPs and FLOP/s."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, Ke
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
 _LOGGER = logging.getLogger("fvflops")
-# In the file these have numbers of their own; what a device ran has the number of the op that launched it.
+# Events of these categories have an External id of their own; a kernel has that of the op that launched it.
 _OWN_NUMBERS = ("cpu_op", "user_annotation")
 _LISTED = 6
-# An event of its own name may be in it, in which another is, up to so many.
+# How many events of one name may be nested in each other.
 _NESTED = 8
 
 
@@ -55,28 +55,27 @@ class KernelAverages(list[KernelRow]):
         self._header = header
 
     def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
-        """Return the rows as text, the largest first where `sort_by` says in what, of which `row_limit` are shown.
+        """Return the first `row_limit` rows as text, with `sort_by` the largest first.
 
         `sort_by` is one of torch.profiler's columns, "flops", "self_flops" or "flops_per_second"; another raises
-        ValueError. `header` stands above the table in the place of what the profile says of itself.
+        ValueError. `header` replaces the profile's own summary above the table.
         """
         text = self._header if header is None else header
         return kernels.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
 
 
 class KernelProfile:
-    """A context manager that profiles what a program does inside it with torch.profiler, and adds what fvflops knows.
+    """A context manager that runs torch.profiler and adds modules, FLOPs and FLOP/s to its events.
 
     The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
-    with this profile. Calls of `model`'s modules are marked for as long as it lasts; nothing else is between the
-    program and torch, so that the times are torch.profiler's. An event of the backward pass belongs to the module whose
-    forward made it.
+    with this profile. Calls of `model`'s modules are marked meanwhile; nothing else is instrumented, so the times are
+    torch.profiler's. An event of the backward pass belongs to the module whose forward pass created it.
 
-    FLOPs, by `table`, come from a recording of the same work. With a schedule whose first active step has another
-    before it, that step is recorded (the first step, where code is compiled, since compiled code is recorded eagerly);
-    else `count` records a function that does what one step does. `chrome_trace` is a file to which the last cycle is
-    exported at the end; that it cannot be written is told before. As with torch.profiler, results are those of the last
-    cycle; a run that raises keeps the steps that came to their end.
+    FLOPs, by `table`, come from a recording of the same work. With a schedule that has a step before its first active
+    one, that step is recorded (the first step for compiled code, which is recorded eagerly); otherwise `count` records
+    a function that does the work of one step. `chrome_trace` is a file to which the last cycle is exported at the end;
+    that it is writable is checked first. As with torch.profiler, results are those of the last cycle; a run that raises
+    keeps its completed steps.
 
     >>> model = nn.Linear(3, 2)
     >>> with KernelProfile(model, schedule=schedule(warmup=1, active=2, repeat=1)) as profile:
@@ -125,7 +124,7 @@ class KernelProfile:
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
-            # Without it torch.profiler keeps the stacks to itself, and its own rows cannot be told apart by them.
+            # Without it torch.profiler's events have no stacks to group by.
             experimental_config=ExperimentalConfig(verbose=True) if with_stack else None,
             schedule=None if schedule is None else self._decide,
             on_trace_ready=self._end_cycle,
@@ -133,10 +132,10 @@ class KernelProfile:
 
     def __enter__(self) -> KernelProfile:
         if self._stage != "new":
-            raise RuntimeError("a profile is entered once: make another")
+            raise RuntimeError("a profile can be entered only once: create another")
         if is_profiler_enabled():
-            # torch would let the first lose all it has, and say nothing.
-            raise RuntimeError("torch.profiler runs already, and there is one at a time: let that one end first")
+            # torch would silently discard the events of the first.
+            raise RuntimeError("torch.profiler is already running, and only one can run at a time: end that one first")
         try:
             with deferred() as signals:
                 self._stage = "open"
@@ -172,18 +171,18 @@ class KernelProfile:
 
     @property
     def profiler(self) -> torch.profiler.profile:
-        """The profiler of torch's that this one uses."""
+        """The torch.profiler.profile that this one uses."""
         return self._profiler
 
     @property
     def step_num(self) -> int:
-        """The number of the step that goes on, from 0 on."""
+        """The number of the current step, from 0."""
         return self._step
 
     def step(self) -> None:
-        """Say that a step has come to its end; called outside of the with block it raises RuntimeError."""
+        """Mark the end of a step; outside the with block it raises RuntimeError."""
         if self._stage != "open":
-            raise RuntimeError("step() says that a step inside of the with block is done: call it there")
+            raise RuntimeError("step() marks the end of a step: call it inside the with block")
         with deferred():
             self._end_count()
             self._step += 1
@@ -193,9 +192,9 @@ class KernelProfile:
             self._begin_count()
 
     def count(self, run: Callable[[], Any]) -> KernelProfile:
-        """Take the FLOPs from a call of a function that does what one step does, which is recorded; return this."""
+        """Record a call of a function that does the work of one step, for its FLOPs; return this profile."""
         if self._stage == "open":
-            raise RuntimeError("count() runs work that is not to be timed: call it before or after the with block")
+            raise RuntimeError("count() runs work that must not be timed: call it before or after the with block")
         session = self._make_session()
         session.start()
         try:
@@ -207,14 +206,14 @@ class KernelProfile:
         return self.count_with(session.trace())
 
     def count_with(self, trace: Trace) -> KernelProfile:
-        """Take the FLOPs from a Trace of what one step does, such as `record(...).trace()`; return this."""
+        """Take the FLOPs from a Trace of one step, such as `record(...).trace()`; return this profile."""
         self._counted = trace
         self._may_count = False
         self._match = None
         return self
 
     def match(self) -> KernelMatch:
-        """Return torch.profiler's events, each with its module, phase and FLOPs; where there are none TraceError."""
+        """Return torch.profiler's events with their modules, phases and FLOPs; without events it raises TraceError."""
         if self._run is None:
             raise TraceError(self._nothing())
         if self._match is None:
@@ -224,9 +223,9 @@ class KernelProfile:
     def key_averages(
         self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, *, group_by_module: bool = False
     ) -> KernelAverages:
-        """Return a row for all events of one name, as torch.profiler does; `group_by_module` tells modules apart.
+        """Return a row for all events of one name, as torch.profiler does, and with `group_by_module` of one module.
 
-        Shapes are known with record_shapes=True, stacks with with_stack=True.
+        Shapes need record_shapes=True, stacks with_stack=True.
         """
         match = self.match()
         rows = sum_kernels(
@@ -235,7 +234,7 @@ class KernelProfile:
         return KernelAverages(rows, "\n".join(self.about()))
 
     def total(self) -> int:
-        """Return the FLOPs of one step; where nothing was counted it raises TraceError."""
+        """Return the FLOPs of one step; without a count it raises TraceError."""
         total = self.match().total
         if total is None:
             raise TraceError(
@@ -244,21 +243,21 @@ class KernelProfile:
         return total
 
     def flops_per_second(self) -> float:
-        """Return the FLOPs a second of all whole steps together, by the clock around them; of none TraceError."""
+        """Return the FLOP/s of all completed steps, by their wall-clock time; without one it raises TraceError."""
         steps, nanoseconds = self._clock()
         if not steps:
-            raise TraceError("no step came to its end: there is no time to divide its FLOPs by")
+            raise TraceError("no step was completed: there is no time to divide its FLOPs by")
         return self.total() * steps * 1e9 / nanoseconds
 
     def ledger(self) -> KernelLedger:
-        """Return which ops of the count have no event, and which events no op."""
+        """Return which counted ops have no event, and which events have no counted op."""
         return self.match().ledger
 
     def trace(self) -> Trace:
-        """Return the Trace of a step with torch.profiler's times, and with profile_memory=True what its ops hold.
+        """Return the Trace of a step with torch.profiler's times, and with profile_memory=True its ops' memory.
 
-        Of several steps they are the median. It can be asked and exported as that of any recording; where nothing was
-        counted TraceError is raised.
+        Times and memory are the median of several steps. All reports and exports of a recording work on it. Without a
+        count it raises TraceError.
         """
         self.total()
         return overlay_times(self.match())
@@ -268,7 +267,7 @@ class KernelProfile:
         return FlopCountAnalysis.from_trace(self.trace(), table=self._table)
 
     def about(self) -> list[str]:
-        """Return what the profile says of itself, in lines: what was run, what it comes to, and what is not known."""
+        """Return a summary in lines: the steps, their FLOPs, and the ops and events that were not matched."""
         match = self.match()
         steps, nanoseconds = self._clock()
         if not steps:
@@ -296,8 +295,8 @@ class KernelProfile:
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
 
-        A path that cannot be written raises OSError before anything is done. `use_python_export` is there for
-        torch.profiler's handlers, which pass it: its other way to write the file is not used.
+        A path that cannot be written raises OSError first. `use_python_export`, which torch.profiler's handlers pass,
+        has no effect.
         """
         name = _check_path(path)
         match = self.match()
@@ -307,7 +306,7 @@ class KernelProfile:
             paths.write_text(name, kernel_trace.annotate(lines, texts.of, about))
 
     def _save(self) -> str:
-        """Return the path of torch.profiler's own chrome trace, which it writes but once, and which goes with this."""
+        """Return the path of torch.profiler's own chrome trace, which it can write only once; deleted with this."""
         run, folder = self._saved
         if run is not self._run or folder is None:
             folder = tempfile.TemporaryDirectory()
@@ -320,7 +319,7 @@ class KernelProfile:
         return row is not None and row.kind == "free"
 
     def _clock(self) -> tuple[int, int]:
-        """Return how many whole steps there are, and what they took."""
+        """Return the number of completed steps and their time in ns."""
         match = self.match()
         whole = set(match.whole_steps())
         events = match.run.events
@@ -340,7 +339,7 @@ class KernelProfile:
         return self._schedule is None or action_at(self._schedule, step) in ACTIVE
 
     def _begin_count(self) -> None:
-        """Record the step that begins, if it is the one for that."""
+        """Start recording the current step if it is the one to be counted."""
         if not self._may_count or self._is_active(self._step):
             return
         if self._is_active(self._step + 1) or self._is_compiled():
@@ -366,8 +365,7 @@ class KernelProfile:
         return wrapped or any(module._compiled_call_impl is not None for module in self._reading.names)
 
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
-        # An error must not pass through torch.profiler, which would then stop a second time what has been stopped, and
-        # with it the process: it is raised when that is done.
+        # torch.profiler must not see an error: it would stop twice, which aborts the process. It is raised afterwards.
         try:
             self._take_cycle(profiler)
         except BaseException as error:
@@ -412,12 +410,12 @@ def profile_kernels(
     with_stack: bool = False,
     chrome_trace: str | os.PathLike[str] | None = None,
 ) -> KernelProfile:
-    """Return the profile of a model's runs, by torch.profiler, with FLOPs from a recording of one.
+    """Return torch.profiler's profile of a model's runs, with FLOPs from a recording of one run.
 
-    The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or where `loss`,
-    a function of the result that returns a scalar, is given, through the backward pass. The recording is made by
-    shapes, where that can be done, or as `execution` says. The model, its buffers and gradients, and the inputs are
-    left as they were. The other arguments are those of `KernelProfile`.
+    The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or with `loss`, a
+    function of the result that returns a scalar, through the backward pass. The recording is made as `execution` says,
+    by default by shape execution where possible. The model, its buffers and gradients, and the inputs are left
+    unchanged. The other arguments are those of `KernelProfile`.
 
     >>> profile = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
     >>> profile.total(), profile.ledger().no_event
@@ -460,32 +458,32 @@ def profile_kernels(
 
 
 class _Gradients:
-    """The gradients that tensors had, which then have none, so that each run makes them anew."""
+    """Gradients set aside during the runs, so that each run creates its own."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep the gradients of tensors, and take them away."""
+        """Set the gradients of tensors aside."""
         for tensor in tensors:
             if tensor.is_leaf and id(tensor) not in self._held:
                 self._held[id(tensor)] = tensor, tensor.grad
                 tensor.grad = None
 
     def forget(self) -> None:
-        """Take away what a run made."""
+        """Drop the gradients of a run."""
         for tensor, _ in self._held.values():
             tensor.grad = None
 
     def restore(self) -> None:
-        """Put back what there was."""
+        """Put the gradients back."""
         for tensor, gradient in self._held.values():
             tensor.grad = gradient
 
 
 @contextmanager
 def _unchanged(reading: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
-    """Leave a model, its buffers and gradients, and its inputs, as they were; inside there are no gradients first."""
+    """Leave a model, its buffers and gradients, and its inputs unchanged; inside, no tensor has a gradient at first."""
     with unchanged(reading, inputs):
         gradients.hold((*reading.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
         try:
@@ -495,7 +493,7 @@ def _unchanged(reading: ModelIndex, inputs: Any, gradients: _Gradients) -> Itera
 
 
 class _EventArgs:
-    """What is to be told of each event in the chrome trace."""
+    """The args that are added to each event of the chrome trace."""
 
     def __init__(self, match: KernelMatch) -> None:
         self._match = match
@@ -523,7 +521,7 @@ class _EventArgs:
         return args | _list_memory(event)
 
     def _find_outer(self, name: str, number: int) -> int | None:
-        """Return the event that torch.profiler made of an event and the only one in it, where both have one name."""
+        """Return the event into which torch.profiler merged one of the same name that is alone in it."""
         for lower in range(number - 1, number - _NESTED, -1):
             place = self._places.get(lower)
             if place is not None:
@@ -546,7 +544,7 @@ def _check_path(path: str | os.PathLike[str]) -> str:
 
 
 def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
-    """Return the activities that there are here; that there is no CUDA, where it was asked for, is said."""
+    """Return the activities that this machine has, and warn where CUDA was asked for and is missing."""
     if activities is None:
         return None
     asked = list(activities)
@@ -554,7 +552,7 @@ def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
         return asked
     there = [item for item in asked if not _is_cuda(item)]
     if len(there) < len(asked):
-        _LOGGER.warning("there is no CUDA on this machine: the profile holds the CPU's figures")
+        _LOGGER.warning("this machine has no CUDA: the profile has CPU times only")
     return there or [ProfilerActivity.CPU]
 
 
@@ -569,4 +567,4 @@ def _list(calls: Iterable[tuple[str, int]]) -> str:
 
 
 def _no_model() -> None:
-    """Stand for a program that has no model."""
+    """Placeholder for the model of a program without one."""

@@ -1,4 +1,4 @@
-"""The matching of torch.profiler's events with the ops of a Trace: by module call and, within one, by order."""
+"""Match torch.profiler's events with the ops of a Trace: by module call and, within one, by order."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRun
 from fvflops.trace.module_tree import innermost
 
-# Where the order of ops differs, so many pairs of an event and an op are weighed against each other; of more, each op
-# takes the next event of its name that is no further off than this.
+# Where the order of ops differs, a longest common subsequence is found for up to this many pairs of event and op;
+# beyond that, each op takes the next event of its name within a window.
 _PAIRS, _WINDOW = 6_000_000, 400
 _COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "memory_after", "memory_peak")}
-# What autograd calls in the place of an op unless somebody watches.
+# What autograd calls instead of an op where no dispatch mode is on.
 _OTHERWISE = {"aten::_index_put_impl_": "aten::index_put_"}
 _ALL = tuple(column for columns in _COLUMNS.values() for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelMatch:
-    """A run of torch.profiler's with the module, the phase and the FLOPs of each event.
+    """A torch.profiler run with the module, the phase and the FLOPs of each event.
 
-    `modules` and `phases` are those of each event, and `steps` the number of the step that it belongs to, -1 outside
-    of all. `self_flops` are those of an event itself, `flops` those of what ran in it too, None where nothing is known.
-    `places` maps an event's index to that of an event of the Trace: of an op, or of the end of a module's call.
-    `total` are the FLOPs of one step, None where there is no Trace.
+    `modules` and `phases` are those of each event, and `steps` the number of its step, -1 outside all steps.
+    `self_flops` are those of an event itself, `flops` include nested events; None is unknown. `places` maps an event's
+    index to that of an event of the Trace: an op, or the end of a module call. `total` is the FLOPs of one step, None
+    without a Trace.
     """
 
     run: KernelRun
@@ -48,7 +48,7 @@ class KernelMatch:
     total: int | None = None
 
     def whole_steps(self) -> list[int]:
-        """Return the numbers of the steps that came to their end; of a run that raised, the last one did not."""
+        """Return the numbers of the completed steps; in a run that raised, the last one is not."""
         numbers = sorted({step for step in self.steps if step >= 0})
         return numbers if self.run.complete else numbers[:-1]
 
@@ -56,9 +56,9 @@ class KernelMatch:
 def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) -> KernelMatch:
     """Return a run with the modules, phases and FLOPs of its events.
 
-    The Trace holds what one step does; each step of the run is laid beside it. In a call of a module, the outermost
-    event with the name of the next op that is expected takes that op's FLOPs, and all in it belongs to it. FLOPs of ops
-    that have no event, as in fused kernels, are told of the call of the module that they belong to.
+    The Trace has the work of one step; each step of the run is matched with it. Within a module call, the outermost
+    event with the name of the next expected op gets that op's FLOPs, and events nested in it belong to it. FLOPs of ops
+    without an event, as in fused kernels, are attributed to the call of their module.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -93,15 +93,15 @@ def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) ->
 
 
 def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
-    """Return the Trace with the times and the memory of the events that its ops and the calls of its modules have.
+    """Return the Trace with the times and memory of the events matched with its ops and module calls.
 
-    `measure` says which of the two; memory is what the CPU's allocator held, and known with profile_memory=True. Of
-    several steps it is the median of each. On a device an op takes what its kernels take. What has no event keeps what
-    the Trace says, and `about` tells how many ops that are. A match without a Trace that has events raises TraceError.
+    `measure` chooses "time", "memory" or both; memory is that of the CPU's allocator, and needs profile_memory=True.
+    Values are the median over steps. On a device the time of an op is that of its kernels. An op without an event keeps
+    the Trace's own values, and `about` has the number of these. A match whose Trace has no events raises TraceError.
     """
     trace = match.trace
     if trace is None or trace.events is None:
-        raise TraceError("there is no Trace in order to lay torch.profiler's figures over: record one step of the work")
+        raise TraceError("no Trace with events to add torch.profiler's times to: record one step of the work")
     begins: dict[int, int] = {}
     for place, event in enumerate(match.run.events):
         begins.setdefault(match.steps[place], event.start_ns)
@@ -135,7 +135,7 @@ def _fill(event: Event, rows: Sequence[tuple[int | None, ...]], chosen: Sequence
 
 
 def _children(run: KernelRun) -> dict[int, list[int]]:
-    """Return the events in each event, those in none under -1; what a device runs is in none."""
+    """Return event → the events nested in it, -1 for the outermost; device events are left out."""
     children: dict[int, list[int]] = defaultdict(list)
     for place, event in enumerate(run.events):
         if event.kind != "device":
@@ -144,7 +144,7 @@ def _children(run: KernelRun) -> dict[int, list[int]]:
 
 
 def _number_steps(run: KernelRun) -> tuple[int, ...]:
-    """Return the number of each event's step: that which it is in, or on another thread that during which it began."""
+    """Return the number of each event's step: the one around it, or on another thread the one when it began."""
     spans = [event for event in run.events if event.kind == "step"]
     if not spans:
         return (0,) * len(run.events)
@@ -165,16 +165,16 @@ def _number_steps(run: KernelRun) -> tuple[int, ...]:
 
 
 def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
-    """Return the events of a step that are in no other of it: its own, first, and those on other threads."""
+    """Return the outermost events of a step: its own event first, then those on other threads."""
     inside = [place for place, event in enumerate(run.events) if event.kind == "step" and steps[place] == number]
     return inside + [place for place in children[-1] if steps[place] == number and run.events[place].kind != "step"]
 
 
 @dataclass(slots=True)
 class _Call:
-    """An op, or a module with the calls that it makes; `index` is that of its event in the Trace, of a module its end.
+    """An op, or a module with the calls inside it; `index` is its event in the Trace, for a module the end of the call.
 
-    `flops` are its own, None where nobody knows them.
+    `flops` are its own, None if unknown.
     """
 
     kind: str
@@ -195,14 +195,14 @@ class _Call:
 
 
 def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
-    """Return the calls of a Trace, one in another; those of all threads in one order, since they wait for each other.
+    """Return the nested calls of a Trace; all threads are in one order, since they wait for each other.
 
-    What a region counts for that is no module is told of the module around it.
+    The FLOPs of a region that is no module are attributed to the module around it.
     """
     root = _Call("root", "")
     costs = region_costs(trace, cost_model)
     covered = find_covered(trace, costs)
-    modules: dict[RegionCall | None, _Call] = {None: root}  # of each region that is open, the innermost module's call
+    modules: dict[RegionCall | None, _Call] = {None: root}  # open region → the innermost module's call
     for kind, event, place, index in walk_events(trace):
         known = (event.stack, event.phase) not in covered
         if kind == "op":
@@ -232,7 +232,7 @@ def _sum(costs: Sequence[OpCost]) -> int | None:
 
 
 class _Walk:
-    """A walk over the steps of a run beside the calls of a Trace."""
+    """Match the steps of a run with the calls of a Trace."""
 
     def __init__(self, run: KernelRun, children: Mapping[int, list[int]], calls: _Call | None) -> None:
         self._events = run.events
@@ -246,13 +246,13 @@ class _Walk:
         self._ops: set[int] = set()
 
     def match_step(self, roots: Sequence[int]) -> None:
-        """Match the events of one step, of which `roots` are in no other."""
+        """Match the events of one step; `roots` are the outermost."""
         assert self._calls is not None
         step = next((place for place in roots if self._events[place].kind == "step"), None)
         self._match(self._calls, roots, step)
 
     def ledger(self) -> KernelLedger:
-        """Return what has found each other, and what has not."""
+        """Return how many ops were matched, and which ops and events were not."""
         lone: Counter[str] = Counter()
         if self._calls is not None:
             self._list_lone(self._children[-1], lone)
@@ -265,7 +265,7 @@ class _Walk:
         )
 
     def _match(self, call: _Call, inside: Sequence[int], frame: int | None) -> None:
-        """Match what a call makes with the events in it; what finds none is told of the event that it has itself."""
+        """Match the calls inside a call with events; unmatched FLOPs are attributed to its own event, `frame`."""
         listed: list[int] = []
         ends: list[int] = []
         self._list(inside, listed, ends)
@@ -292,7 +292,7 @@ class _Walk:
             self.flops[frame] = rest
 
     def _list(self, places: Sequence[int], listed: list[int], ends: list[int]) -> None:
-        """List the events that ops and modules can be, each before those in it, and where those end."""
+        """List the events that can be ops or modules, each before its nested ones, and where those end."""
         for place in places:
             event = self._events[place]
             if event.kind == "compiled":
@@ -317,7 +317,7 @@ class _Walk:
         return event.kind, event.module if event.kind == "module" else event.name
 
     def _list_lone(self, places: Sequence[int], lone: Counter[str]) -> bool:
-        """Count the outermost op events that no op is, nor any event in them; return whether any op is in these."""
+        """Count the outermost op events with no matched op in or under them; return whether any op was matched."""
         any_matched = False
         for place in places:
             event = self._events[place]
@@ -335,7 +335,7 @@ class _Walk:
 
 
 def _flatten(calls: Sequence[_Call], marked: set[tuple[str, str]]) -> Iterator[_Call]:
-    """Yield calls, with those that a module makes in its place where no call of that module is marked."""
+    """Yield calls; a module whose calls have no event (is not in `marked`) is replaced by the calls inside it."""
     for call in calls:
         if call.kind == "module" and ("module", call.name) not in marked:
             if call.flops:
@@ -349,10 +349,10 @@ _Names = Sequence[tuple[str, str]]
 
 
 def _align(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
-    """Return which of the names is which of those that are wanted, both in order, as pairs of positions.
+    """Return the alignment of two ordered lists of names as pairs of positions.
 
-    What is inside of one that was taken, up to its end, is not taken beside it. An op and the same in place are one, as
-    autograd adds gradients in place unless somebody watches.
+    Names nested in an aligned one, up to its end, are not aligned. An op equals its in-place variant, since autograd
+    accumulates gradients in place where no dispatch mode is on.
     """
     names, wanted = list(map(_plain, names)), list(map(_plain, wanted))
     kept = set(wanted)
@@ -398,7 +398,7 @@ def _take_near(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple
 
 
 def _take_most(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple[int, int]]:
-    """Return the pairs of which there are most, as in a longest common subsequence; of equals those further out."""
+    """Return a longest common subsequence as pairs of positions, preferring outer events."""
     count, most = len(wanted), [array("I", bytes(4 * (len(wanted) + 1))) for _ in range(len(names) + 1)]
     numbers: dict[tuple[str, str], int] = {}
     tokens = [numbers.setdefault(name, len(numbers)) for name in wanted]
@@ -431,9 +431,9 @@ def _find_owners(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the module and the phase of each event.
 
-    An op that the Trace has belongs where the Trace says, and so does the node that it runs for. Else what runs in a
-    call of a module is the module's, and what autograd runs for a node that of the last op before the node's number
-    moved on; what adds to a gradient has no number, and goes with the node before it.
+    A matched op, and the autograd node that runs it, has the module and phase of the Trace. Otherwise an event in a
+    module call belongs to that module, and an autograd node to the module of the last forward op with the node's
+    sequence number; gradient accumulation has no sequence number and belongs to the node before it.
     """
     placed = _place_ops(run, places, trace)
     nodes = _place_nodes(run, placed)
@@ -463,7 +463,7 @@ def _find_owners(
 
 
 def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
-    """Return the module and the phase of the events that are an op of the Trace."""
+    """Return the module and the phase of the events matched with an op of the Trace."""
     if trace is None or trace.events is None:
         return {}
     scopes = trace.scopes()
@@ -477,7 +477,7 @@ def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -
 
 
 def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[int, str]:
-    """Return the modules of the nodes that an op of the backward pass runs for."""
+    """Return the modules of the autograd nodes in which matched ops of the backward pass ran."""
     nodes: dict[int, str] = {}
     for place, (module, phase) in placed.items():
         outer = run.events[place].parent
@@ -489,7 +489,7 @@ def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[
 
 
 def _sum_up(run: KernelRun, own: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return of each event what it and all in it come to, None where nothing of it is known."""
+    """Return the FLOPs of each event and all nested in it, None if unknown."""
     sums: list[Any] = list(own)
     for place in range(len(run.events) - 1, -1, -1):
         outer = run.events[place].parent

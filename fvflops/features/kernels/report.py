@@ -1,4 +1,4 @@
-"""The kernel table: torch.profiler's table of events, with the modules, the FLOPs and the FLOPs a second."""
+"""Table of kernels: torch.profiler's table of events, with modules, FLOPs and FLOP/s."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import fields
 from operator import attrgetter
 
 from fvflops.reports.names import printable
+from fvflops.reports.text.text_table import text_table
 from fvflops.trace.kernel_events import KernelRow
 from fvflops.units import flops_to_string, format_percent, format_seconds, format_size
 
-# What rows can be sorted by. torch.profiler's names with "cuda" for the device stand for the same.
+# What rows can be sorted by; torch.profiler's older names with "cuda" for the device are accepted too.
 SORTS = (
     *(
         field.name
@@ -27,9 +28,9 @@ Column = tuple[str, Callable[[KernelRow], str]]
 
 
 def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: int = 100, header: str = "") -> str:
-    """Return the rows as text, the largest first where `sort_by` says in what; an unknown one raises ValueError.
+    """Return the rows as text, with `sort_by` the largest first; an unknown order raises ValueError.
 
-    `row_limit` is how many are shown, -1 for all. Shares are of the time of all rows together. "--" is not known.
+    `row_limit` rows are shown, -1 for all. Percentages are of the time of all rows. "--" is an unknown value.
 
     >>> print(render([KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, flops=2000)]))
     Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  FLOPs     FLOP/s
@@ -43,21 +44,14 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
         ranked.sort(key=_measure(sort_by), reverse=True)
     shown = ranked if row_limit < 0 else ranked[:row_limit]
     columns = _list_columns(rows)
-    cells = [[name for name, _ in columns], *([write(row) for _, write in columns] for row in shown)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = {"Name", "Module", "Source Location"}
-    lines = [
-        "  ".join(
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for cell, width, (name, _) in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
-    rule = "  ".join("-" * width for width in widths)
+    heads = [name for name, _ in columns]
+    left = [place for place, name in enumerate(heads) if name in ("Name", "Module", "Source Location")]
+    table = text_table(heads, [[write(row) for _, write in columns] for row in shown], left=left)
+    rule = table.split("\n", 2)[1]
     total = sum(row.self_cpu_time_total for row in rows)
     device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
     ends = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
-    return "\n".join([*([header] if header else []), lines[0], rule, *lines[1:], rule, *ends])
+    return "\n".join([*([header] if header else []), table, rule, *ends])
 
 
 def _measure(sort_by: str) -> Callable[[KernelRow], float]:
@@ -118,7 +112,7 @@ def _cut(name: str) -> str:
 def _time(microseconds: float) -> str:
     if not microseconds:
         return "0"
-    # torch.profiler's own time of a Python function that begins in one event and ends in another is below nothing.
+    # torch.profiler's self time of a Python function that begins in one event and ends in another is negative.
     return ("-" if microseconds < 0 else "") + format_seconds(abs(microseconds) / 1e6)
 
 

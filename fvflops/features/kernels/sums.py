@@ -1,4 +1,4 @@
-"""The sums over torch.profiler's events: all that have one name, and where asked one module, shapes and stack."""
+"""Sum torch.profiler's events by name, and optionally by module, shapes and stack."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections import defaultdict
 from fvflops.features.kernels.matching import KernelMatch
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
 
-# Calls of modules have one name in the rows; the column "module" tells them apart.
+# The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
 
 
 def sum_kernels(
     match: KernelMatch, *, by_module: bool = False, by_shape: bool = False, stack_frames: int = 0
 ) -> list[KernelRow]:
-    """Return a row for all events of one name, as torch.profiler's `key_averages` does, in the order of their firsts.
+    """Return a row for all events of one name, as torch.profiler's `key_averages` does, in order of first occurrence.
 
-    `by_module` tells the modules apart, `by_shape` the shapes of what went in, `stack_frames` so many frames of the
-    Python stack. What a device ran has rows of its own. In the row of all modules' calls those that run in another are
-    not told twice; of ops they are, as torch.profiler does.
+    Rows are also split by module with `by_module`, by input shapes with `by_shape`, and by the innermost `stack_frames`
+    frames of the Python stack. Device events have rows of their own. In the row of module calls, nested calls count
+    once; nested ops count twice, as in torch.profiler.
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, event in enumerate(match.run.events):
@@ -34,7 +34,7 @@ def _name(event: KernelEvent) -> str:
 
 
 def _outermost(run: KernelRun, places: list[int]) -> list[int]:
-    """Return those events that are in no other of these: a module's call holds those of the modules in it."""
+    """Return the events that are nested in no other of them."""
     group = set(places)
     found = []
     for place in places:

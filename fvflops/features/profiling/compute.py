@@ -1,4 +1,4 @@
-"""Sum up what the modules and operators of a measured Trace took, beside their counts and bytes."""
+"""Compute a profile: from a measured Trace and its counts, the rows of modules and operators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fvflops.trace import Counts, Event, Status, Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
-# Phase → name of a module or an op → its columns so far.
+# Phase → name of a module or an op → its sums so far.
 _Tables = dict[str, dict[str, Counter[str]]]
 
 
 def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
-    """Return what the modules and operators of a measured Trace took, beside its bytes and its counts by a cost model.
+    """Return the time and memory of the modules and operators of a measured Trace, beside their FLOPs and bytes.
 
-    A module has all that ran while it was called, whoever owns it, as the clock around it has; in the backward pass and
-    in optimizers' steps, in which no module is called, it has what belongs to it and to the modules inside it by name.
-    What was never called, such as a list of modules, has what the modules inside it have. Ops that ran in no module's
-    call are in the root's line. Where the cost model counts a module as one, what ran in it is one operator, the
-    module's class. A Trace without measured columns raises TraceError.
+    A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
+    pass and the optimizer's step, where no module is called, it has the ops of the module and its submodules by name. A
+    module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
+    in the root's row. Where the cost model counts a module as one, its ops are one operator, named by its class. A
+    Trace without measured columns raises TraceError.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis, record
@@ -64,15 +64,15 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
 
 
 def measured_columns(trace: Trace) -> tuple[str, ...]:
-    """Return which of "time" and "memory" a Trace holds; one that holds neither raises TraceError."""
+    """Return which of "time" and "memory" a Trace has; a Trace with neither raises TraceError."""
     columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
     if not columns or trace.events is None:
-        raise TraceError('this trace holds no measured run: record it with measure={"time", "memory"}')
+        raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
     return columns
 
 
 def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
-    """Add the bytes that ops read and write, and return op → calls of those of which they are not known."""
+    """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
     moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
     unmoved: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class _Timed:
     own: int = 0
 
     def add(self, duration: int, *, calls: int) -> None:
-        """Note what was called, with nothing inside it."""
+        """Add calls without anything nested."""
         self.calls += calls
         self.total += duration
         self.own += duration
@@ -128,7 +128,7 @@ class _Timed:
 
 @dataclass(slots=True)
 class _Memory:
-    """What calls did to memory."""
+    """Memory before, after and during some calls."""
 
     before: int | None = None
     after: int | None = None
@@ -136,7 +136,7 @@ class _Memory:
     peak: int | None = None
 
     def add(self, before: int, after: int, peak: int | None) -> None:
-        """Note a call."""
+        """Add a call."""
         if self.before is None:
             self.before = before
         self.after = after
@@ -145,7 +145,7 @@ class _Memory:
             self.peak = peak
 
     def columns(self) -> dict[str, int | None]:
-        """Return the columns of a line."""
+        """Return the memory fields of a row."""
         if self.before is None:
             return {}
         return {"before": self.before, "after": self.after, "kept": self.kept, "peak": self.peak}
@@ -153,14 +153,14 @@ class _Memory:
 
 @dataclass(slots=True)
 class _Both:
-    """What is counted, by module and by operator."""
+    """Sums by module and by operator."""
 
     walk: _Walk
     modules: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
     operators: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
 
     def add(self, scope: tuple[str, ...], phase: str, op: str, **columns: Any) -> None:
-        """Add what ran under a scope to all modules that have it, and to its operator."""
+        """Add op calls of a scope to all modules that include it, and to their operator."""
         for name in self.walk.modules_of(scope, phase):
             _add(self.modules[phase][name], columns)
         _add(self.operators[phase][op], columns)
@@ -172,9 +172,9 @@ def _add(sums: Counter[str], columns: Mapping[str, Any]) -> None:
 
 
 class _Walk:
-    """A walk over the events, which finds what operators took, the memory of modules, and the times of uncalled ones.
+    """A walk over the events for the times of operators and of uncalled modules, and the memory of both.
 
-    `covering` maps a stack and a phase to the operator as which all that ran there is counted.
+    `covering` maps a stack and a phase to the operator that includes all ops there.
     """
 
     def __init__(self, trace: Trace, times: Times, cost_model: CostModel) -> None:
@@ -184,10 +184,10 @@ class _Walk:
         self._scopes = trace.scopes()
         self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
-        # The most memory that ops held in a region that is open.
+        # Open region → the peak memory of ops in it so far.
         self._peaks: dict[RegionCall | None, int] = {}
         self.module_times: dict[str, dict[str, _Timed]] = {
-            # Where no module is called the timings' calls are those of ops.
+            # Where no module is called, the timings count the calls of ops.
             phase: {
                 name: _Timed(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
                 for name, timing in timings.items()
@@ -198,8 +198,8 @@ class _Walk:
         self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.outside_ns = 0
-        # Of each thread the memory of the modules that the last op of a backward pass or a step belongs to, and what
-        # was held after it.
+        # Thread → the memory of the modules of its last op in a backward pass or optimizer step, and the bytes
+        # allocated after that op.
         self._last: dict[int, tuple[list[_Memory], int]] = {}
 
     def run(self) -> None:
@@ -213,7 +213,7 @@ class _Walk:
                 self._hold(call.parent, self._peaks.pop(call, None))
 
     def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
-        """Return the modules that what ran under a scope is in, the root first."""
+        """Return the modules that include the ops of a scope, the root first."""
         names = self._known.get((scope, phase))
         if names is None:
             if phase in BY_OWNER:
@@ -241,14 +241,14 @@ class _Walk:
         operator = self._trace.signatures[event.item].packet if covering is None else covering
         self.operator_times[phase][operator].add(duration, calls=int(covering is None))
         if not scope and phase not in BY_OWNER:
-            # In no module's call, as a loss is: it is the root's in the table, though not in the time of its calls.
+            # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
             self._time(phase, "").add(duration, calls=0)
             self.outside_ns += duration
         if event.memory_before is None or event.memory_after is None:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
         self.operator_memory[phase][operator].add(*memory)
-        # What autograd lets go when it is done with an op, it lets go before the next one.
+        # What autograd frees after an op, it frees before the next one.
         owners, held = self._last.pop(event.thread, ([], 0))
         for owner in owners:
             owner.kept += event.memory_before - held
@@ -284,7 +284,7 @@ class _Walk:
 
 
 def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
-    """Return for each stack in which ops are counted as one, by the phase, the operator that this one is."""
+    """Return (stack, phase) → the operator that covers its ops."""
     regions = {trace.region_signatures[index].region for index, cost in costs.items() if cost.exclusive}
     return {
         (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])

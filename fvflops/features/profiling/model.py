@@ -1,4 +1,4 @@
-"""The measured: what modules and operators took in a real run, beside what they come to; plain data."""
+"""Records of a profile: measured time and memory of modules and operators beside their FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from fvflops.trace import PHASES, check_phase
 from fvflops.trace.module_tree import ModuleTree
 
-# What takes so many times its share of the FLOPs, and so much more of the whole time, stands out; and the other way.
+# A row is an outlier if its shares of the time and of the FLOPs differ by this factor and by this part of the whole.
 FACTOR = 2
 EXCESS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """What some calls took and come to: times in ns, FLOPs in a convention, bytes, memory in bytes.
+    """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
-    `own_ns` leaves out the modules inside. `read` and `written` are the bytes that ops must move, `least_seconds` the
-    least time that a device needs by its roofline. Of `unknown` op calls the FLOPs are not known, of `unmoved` the
-    bytes. Memory was held `before` the first and `after` the last call, what the calls left behind adds up to `kept`,
-    and `peak` is the most that was held meanwhile; these are None where memory was not measured.
+    `own_ns` excludes submodules. `read` and `written` are memory traffic without cache reuse or fusion, `least_seconds`
+    the least time by a device's roofline. `unknown` op calls are unsupported, `unmoved` ones have unknown traffic.
+    `before` and `after` are the memory allocated before the first and after the last call, `kept` what the calls left
+    allocated, `peak` the most allocated meanwhile; None where memory was not measured.
 
     >>> line = ProfileRow(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
     >>> line.flops_per_second, line.intensity, line.roofline_share
@@ -50,17 +50,17 @@ class ProfileRow:
 
     @property
     def flops_per_second(self) -> float:
-        """The FLOPs by the time that they took; 0 where that was nothing."""
+        """FLOP/s; 0 if no time was measured."""
         return self.flops * 1e9 / self.total_ns if self.total_ns else 0.0
 
     @property
     def intensity(self) -> float:
-        """The arithmetic intensity, FLOP/byte; infinite where nothing moves, 0 where nothing is done."""
+        """The arithmetic intensity, FLOP/byte; infinite without memory traffic, 0 without FLOPs."""
         return self.flops / self.bytes if self.bytes else math.inf if self.flops else 0.0
 
     @property
     def roofline_share(self) -> float:
-        """The least time by the time that it took; 0 where that was nothing."""
+        """The least time divided by the measured time; 0 if no time was measured."""
         return self.least_seconds * 1e9 / self.total_ns if self.total_ns else 0.0
 
     def __add__(self, other: ProfileRow) -> ProfileRow:
@@ -68,7 +68,7 @@ class ProfileRow:
 
 
 def sum_rows(lines: Iterable[ProfileRow]) -> ProfileRow:
-    """Return what lines come to together, in the order in which they ran.
+    """Return the sum of rows that ran in this order.
 
     >>> first = ProfileRow(calls=1, flops=8, before=0, after=4, kept=4, peak=6)
     >>> sum_rows([first, ProfileRow(calls=2, before=4, after=1, kept=-3)])
@@ -93,13 +93,13 @@ _COUNTS = ("calls", "total_ns", "own_ns", "flops", "unknown", "read", "written",
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured run, ready to be rendered.
+    """A measured run as plain data.
 
-    `by_module` maps a phase and a module's canonical name to its line, with all that ran inside its calls; the root's
-    is all of the phase, `outside_ns` of which ran in no module's call. `by_operator` maps a phase and an op's name to
-    its line. `columns` are those of "time" and "memory" that were measured. `peaks` names the device of the roofline,
-    "" for none. `unknown` are the ops without a formula, `unmoved` those of which the bytes are not known, by their
-    calls; `without_peak` the FLOPs in dtypes for which the device has no peak. `about` tells of the run and the table.
+    `by_module` is phase → a module's canonical name → its row, with all that ran inside its calls; the root's is all of
+    the phase, `outside_ns` of which ran outside all module calls. `by_operator` is phase → op → row. `columns` is which
+    of "time" and "memory" were measured. `peaks` names the device of the roofline, "" for none. `unknown` is
+    unsupported ops → calls, `unmoved` ops of unknown memory traffic → calls, `without_peak` dtypes without a peak on
+    the device → FLOPs. `about` describes the run and the table.
     """
 
     modules: ModuleTree
@@ -115,22 +115,22 @@ class Profile:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases in which anything ran, in the order in which a training step has them."""
+        """The phases in which an op ran, in the order of a training step."""
         return tuple(phase for phase in PHASES if phase in self.by_module)
 
     def whole(self, phase: str | None = None) -> ProfileRow:
-        """Return what one phase comes to, or all."""
+        """Return the row of one phase, or of all."""
         return sum_rows(self.by_module[name].get("", ProfileRow()) for name in self._choose(phase))
 
     def module_lines(self, phase: str | None = None) -> dict[str, ProfileRow]:
-        """Return module name → line in one phase or in all, in the order of the tree, of those in which anything ran.
+        """Return module name → row in one phase or in all, in the order of the tree, without modules that did not run.
 
         A phase that was not recorded raises TraceError.
         """
         return self._lines(self.by_module, phase, self.modules.places)
 
     def operator_lines(self, phase: str | None = None) -> dict[str, ProfileRow]:
-        """Return op → line in one phase or in all; a phase that was not recorded raises TraceError."""
+        """Return op → row in one phase or in all; a phase that was not recorded raises TraceError."""
         names = dict.fromkeys(name for lines in self.by_operator.values() for name in lines)
         return self._lines(self.by_operator, phase, names)
 
@@ -146,7 +146,7 @@ class Profile:
 
 
 def outlier(line: ProfileRow, whole: ProfileRow) -> str:
-    """Return "slow" where a line takes far more of the time than of the FLOPs, "fast" where far less, else "".
+    """Return "slow" for a row with a far larger share of the time than of the FLOPs, "fast" for a far smaller, else "".
 
     >>> whole = ProfileRow(total_ns=100, flops=100)
     >>> [outlier(ProfileRow(total_ns=ns, flops=flops), whole) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
@@ -161,7 +161,7 @@ def outlier(line: ProfileRow, whole: ProfileRow) -> str:
 
 
 def time_flop_ratio(line: ProfileRow, whole: ProfileRow) -> float | None:
-    """Return a line's share of the time by its share of the FLOPs, None where one of them is not known.
+    """Return a row's share of the time divided by its share of the FLOPs, None if one of them is unknown.
 
     >>> time_flop_ratio(ProfileRow(total_ns=30, flops=10), ProfileRow(total_ns=100, flops=100))
     3.0

@@ -1,4 +1,4 @@
-"""The profile of a model: what a real run takes, beside what is counted."""
+"""Profile a model: time and memory of a real run beside its counts."""
 
 from __future__ import annotations
 
@@ -20,39 +20,45 @@ from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting.timing import Times, read_times
-from fvflops.features.profiling import report as measured_report
 from fvflops.features.profiling.compute import measure_rows
 from fvflops.features.profiling.model import Profile
+from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
+from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
+from fvflops.reports.document import Document, Items
+from fvflops.reports.formats import write_document
 from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
+from fvflops.views.call_selection import select_calls
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
-_COMPILED = "the model is compiled, and was run eagerly: these are not the times of compiled code"
+_COMPILED = "the model is compiled, but was run eagerly: these are not the times of compiled code"
 
 
 class ProfileAnalysis(FlopCountAnalysis):
-    """The flops of a model beside the time and memory that a real run of it takes, per op call and per module.
+    """The FLOPs of a model beside measured time and memory, per op call and per module.
 
-    The model runs `warmup` times, and then `repeat` times under the clock; what is told of each op and module is the
-    mean over the middle third of these by their time, in ns and bytes. With a `schedule` it runs `steps` times instead,
-    of which those are measured that the schedule makes active. With `loss`, a function of the result that returns a
-    scalar, a run goes on through the backward pass. The model, its gradients and the inputs are left as they were.
-    `measure` is {"time"}, {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called
-    after each run with how many are done and how many there will be. What modules take in the forward pass is clocked
-    in as many runs more, in which no op is watched; the times in `trace()` itself, which exports show, are those of the
-    runs in which ops are, less what watching took. On CUDA times are the device's: it is held for half a millisecond
-    before each op and module call, so that it waits for no launch while the clock runs, which makes such a run slower,
-    and its times shorter than those of a model too small to keep the device busy. Memory there is that of the
-    allocator; on a CPU memory is that of the storages, and `profile_kernels(profile_memory=True)` knows the
-    allocator's. A compiled model is run eagerly, so that its times are not those of compiled code: for these too there
-    is `profile_kernels`.
+    The model runs `warmup` times, and then `repeat` measured times; times (ns) and memory (bytes) of each op and module
+    are the mean over the middle third of the measured runs, ranked by their time. With a `schedule` it runs `steps`
+    times instead, and its active steps are measured. With `loss`, a function of the result that returns a scalar, a run
+    includes the backward pass. The model, its gradients and the inputs are left unchanged. `measure` is {"time"},
+    {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called after each run with the
+    number of completed runs and of all runs.
 
-    A run that raises ends the recording; `salvage()` then has what was measured before.
+    Forward times of modules are from as many further runs without per-op instrumentation; the times in `trace()`, which
+    exports show, are from the instrumented runs, with the profiling overhead subtracted.
+
+    On CUDA times are those of the device. It is kept busy for half a millisecond before each op and module call, so
+    that launch latency is not measured: such a run is slower, and its times are shorter than those of a model too small
+    to keep the device busy. Memory is that of the CUDA allocator; on a CPU it is that of the storages, and
+    `profile_kernels(profile_memory=True)` measures the allocator. A compiled model is run eagerly; for the times of
+    compiled code use `profile_kernels`.
+
+    A run that raises ends the recording; `salvage()` then returns the profile of the runs before it.
 
     >>> import torch
     >>> profile = ProfileAnalysis(torch.nn.Linear(64, 64), torch.ones(8, 64), repeat=3)
@@ -93,7 +99,7 @@ class ProfileAnalysis(FlopCountAnalysis):
 
     @property
     def measured_runs(self) -> int:
-        """How many runs were measured to their ends so far."""
+        """The number of completed measured runs."""
         return len(self._measured)
 
     def times(self) -> Times:
@@ -101,9 +107,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         return read_times(self._clock(self.trace()))
 
     def measured(self, *, device: str | Device | None = None) -> Profile:
-        """Return what modules and operators took beside what they come to, as plain data.
+        """Return time and memory of modules and operators beside their FLOPs and bytes, as plain data.
 
-        With a `device`, a name as `roofline` takes it or a Device, there is the least time that it needs too.
+        With a `device`, a name as `roofline` takes it or a Device, each row has its least time on it too.
         """
         return self._measure_lines(self._clock(self.trace()), device)
 
@@ -117,26 +123,51 @@ class ProfileAnalysis(FlopCountAnalysis):
         top: int | None = None,
         device: str | Device | None = None,
     ) -> str:
-        """Return what modules or operators took, beside what they come to, as text.
+        """Return time and memory of modules or operators beside their FLOPs and bytes, as text.
 
-        `by` is "module" or "operator", `phase` one phase (all if None). Modules stand in the order of the model, down
-        to `depth` levels below the root (2 if None), and deeper where their time does not match their FLOPs. With
-        `sort` ("time", "self", "calls", "flops", "rate", "bytes", "intensity", "roofline", "memory", "peak",
-        "mismatch" or "name") or `top`, they stand in one list, those with most first, of which `top` are shown.
-        `device`, a name as `roofline` takes it or a Device, adds the share of its roofline. A view, phase or order that
-        does not exist raises ValueError, a phase that was not run TraceError.
+        `by` is "module" or "operator", `phase` one phase (all if None). Modules come in the order of the model, down to
+        `depth` levels below the root (2 if None), and deeper where their time does not match their FLOPs. With `sort`
+        ("time", "self", "calls", "flops", "rate", "bytes", "intensity", "roofline", "memory", "peak", "mismatch", a
+        phase, or "name") or `top`, they are one ranked list, of which `top` are shown. `device`, a name as `roofline`
+        takes it or a Device, adds the share of its roofline. An unknown view, phase or order raises ValueError, a phase
+        that was not run TraceError.
         """
-        # The times of operators add up with those of the runs in which they were watched.
+        return write_document(self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device))
+
+    def report(
+        self,
+        *,
+        by: str = "module",
+        phase: str | None = None,
+        depth: int | None = None,
+        sort: str | None = None,
+        top: int | None = None,
+        device: str | Device | None = None,
+    ) -> Document:
+        """Return what `table` shows as a document, which every format of a report can write."""
+        # The times of operators add up to those of the instrumented runs.
         found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
-        return measured_report.render(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+        return profile_report(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+
+    def call_report(
+        self,
+        *,
+        phase: str | None = None,
+        ignore: Collection[str] = (),
+        sort: str | None = None,
+        top: int | None = None,
+    ) -> Document:
+        """Return what `op_table` shows as a document, which every format of a report can write."""
+        calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
+        convention = "" if self._table is None else self._table.name
+        notes = op_call_notes(calls, ignored=ignored, convention=convention)
+        title = describe_subject(describe_run(analysed_run(self)))
+        return Document("profile", title, [op_call_table(calls, sort=sort, top=top), Items("", notes)])
 
     def salvage(self) -> ProfileAnalysis:
-        """Return the profile of the runs that were measured to their ends before one raised.
-
-        If there are none it raises TraceError.
-        """
+        """Return the profile of the runs completed before one raised; without one it raises TraceError."""
         if not self._measured:
-            raise TraceError("no run was measured to its end")
+            raise TraceError("no measured run was completed")
         found = copying.copy(self)
         found._load(self._finish(self._measured))
         return found
@@ -153,7 +184,7 @@ class ProfileAnalysis(FlopCountAnalysis):
             check_repeatable(args, kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(model, args, kwargs)):
             raise ValueError(
-                "a profile needs numbers, and there are none on the meta device: build the model on one that computes"
+                "a profile needs real execution, and the meta device has no numbers: build the model on cpu or cuda"
             )
         self._measured, self._clocked, self._broken = [], [], ""
         for index, action in enumerate(self._plan):
@@ -172,7 +203,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                 clocked = self._clock_modules(args, kwargs, trace, versions) if action in ACTIVE else []
             except BaseException as error:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
-                self._broken = f"run {index + 1} of {len(self._plan)} was broken off by {' '.join(what.split())}"
+                self._broken = f"run {index + 1} of {len(self._plan)} raised {' '.join(what.split())}"
                 raise
             if action in ACTIVE:
                 self._measured.append(trace)
@@ -184,9 +215,9 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _clock_modules(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, versions: list[tuple[torch.Tensor, int]]
     ) -> list[Trace]:
-        """Return the times of one forward pass in which no op is watched, run as that of a Trace was, if there are.
+        """Return the module times of a forward pass without per-op instrumentation, run as that of a Trace was.
 
-        `versions` are those that the model's parameters had before that.
+        `versions` are those of the model's parameters before that run. The list is empty where there are no times.
         """
         model = self._run.the_model()
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
@@ -207,15 +238,15 @@ class ProfileAnalysis(FlopCountAnalysis):
         if self._compiled:
             about["compiled"] = _COMPILED
         if self._broken:
-            about["broken off"] = f"{self._broken}: this is what was measured before"
+            about["broken off"] = f"{self._broken}; the profile is of the runs before"
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:
-        """Return the Trace with the times that modules' calls take in the forward pass when no op is watched."""
+        """Return the Trace with the forward times of module calls measured without per-op instrumentation."""
         places = _ends_of_modules(trace)
         names = list(places.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
-            return trace  # the model did not do the same each time
+            return trace  # the runs called different modules
         clocked = trimmed_mean(self._clocked).events or ()
         times = [event.duration_ns for event in clocked if event.kind == "exit"]
         events = list(trace.events or ())
@@ -233,7 +264,7 @@ class ProfileAnalysis(FlopCountAnalysis):
 
 
 def _ends_of_modules(trace: Trace) -> dict[int, str]:
-    """Return the places at which calls of modules end in the forward pass, and the modules' names."""
+    """Return index → module name of the events that end a module call in the forward pass."""
     ends = [(place, event) for place, event in enumerate(trace.events or ()) if event.kind == "exit"]
     regions = {
         place: trace.regions[trace.region_signatures[event.item].region]
@@ -250,7 +281,7 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
 
 
 def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
-    """Return a model's parameters and their versions, which writing to one raises; inference tensors have none."""
+    """Return a model's parameters with their version counters; inference tensors have none and are left out."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     return [(tensor, tensor._version) for tensor in parameters if not tensor.is_inference()]
 
@@ -261,7 +292,7 @@ def _plan_runs(warmup: int, repeat: int) -> list[str]:
 
 def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"a schedule needs steps, how many runs there are, 1 or more, not {steps!r}")
+        raise ValueError(f"a schedule needs steps, the number of runs, 1 or more, not {steps!r}")
     plan = [action_at(schedule, step) for step in range(steps)]
     if not any(action in ACTIVE for action in plan):
         raise ValueError(f"of {format_quantity(steps, 'step')} the schedule makes none active: give more steps")
@@ -269,11 +300,11 @@ def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
 
 
 def trimmed_mean(traces: list[Trace]) -> Trace:
-    """Return the Trace of several runs of the same work, with the mean of what was measured at each op and region.
+    """Return the Trace of several runs of the same work, with the mean time and memory of each op and region.
 
-    The mean is that of the middle third of the runs by their time: neither a slow run nor a fast one sways it, and what
-    modules take adds up as it does in each run, which medians would not do. `about` says which these are. Runs that
-    differ from the last in what they did are left out, and `about` says so.
+    The mean is over the middle third of the runs ranked by time: outliers have no effect, and the times of modules add
+    up, which medians would not. `about` says how many runs these are. Runs that did other work than the last one are
+    left out, and `about` has their number.
     """
     last = traces[-1]
     alike = [trace for trace in traces if _work(trace) == _work(last)]
@@ -301,7 +332,7 @@ def _time_whole(trace: Trace) -> int:
 
 
 def _marks(trace: Trace) -> list[Event]:
-    """Return the events less the ends of storages, whose order depends on Python's collector."""
+    """Return the events without frees of storages, whose order depends on Python's garbage collector."""
     return [event for event in trace.events or () if event.kind != "free"]
 
 

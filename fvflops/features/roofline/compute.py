@@ -1,4 +1,4 @@
-"""The roofline's counting: a trace, a table and a device in, what bounds each op call out."""
+"""Compute a roofline: from a trace, a table and a device, what bounds each op call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature
 
 
 class Recorded(Protocol):
-    """What has a trace: an analysis of a model or of a training step."""
+    """An object with a trace: an analysis of a model or of a training step."""
 
     def trace(self) -> Trace:
         """Return the trace."""
@@ -31,19 +31,18 @@ def roofline(
     dtype: object = None,
     float32_matmul: str | None = None,
 ) -> Roofline:
-    """Return what bounds each op call of a run on a device, and the least time that the device takes for it.
+    """Return what bounds each op call of a run on a device, and the least time that the device needs for it.
 
     The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; that of a module, an operator or the model
-    is the sum over its calls, as they run one after the other. No run can be faster, but for what caches and fusion
-    save of the bytes (see `fvflops.counting.traffic.traffic`), and for work that a kernel may skip, such as the masked
-    half of causal attention. What starting a kernel takes is not in it.
+    is the sum over its calls, which run one after the other. A run is faster only where caches and fusion save memory
+    traffic (see `fvflops.counting.traffic.traffic`), or where a kernel skips work, such as the masked half of causal
+    attention. Kernel launch overhead is excluded.
 
     `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
-    counts those of all ops. Both `macs` and `flops` are held against the highest peak for their dtype: what runs
-    outside the matrix units takes longer where arithmetic bounds it. `device` is a name, as `mfu` takes it, or a
-    Device; without a bandwidth it raises ValueError. `dtype` has all FLOPs done at its peak, where None is that of each
-    op; the bytes are those of the recorded dtypes in any case. `float32_matmul` is that of `mfu`. If the device has a
-    peak for none of the dtypes, ValueError says so.
+    counts those of all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
+    the matrix units takes longer. `device` is a name, as `mfu` takes it, or a Device; without a bandwidth it raises
+    ValueError. With `dtype`, its peak applies to all FLOPs, else that of each op's dtype; bytes are always those of the
+    recorded dtypes. `float32_matmul` is that of `mfu`. A device without a peak for any of the dtypes raises ValueError.
 
     Source: Williams, Waterman, Patterson 2009, Roofline: An Insightful Visual Performance Model.
 
@@ -81,9 +80,9 @@ def roofline(
 
 
 class _WorkCostModel:
-    """Costs of calls in FLOPs and bytes at once: the value of a cost is its bytes, and the status that of its FLOPs.
+    """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
 
-    A region that the table counts as one moves what goes in, what comes out and its parameters.
+    The memory traffic of a region that the table counts as one is its inputs, outputs and parameters.
     """
 
     def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:
@@ -115,12 +114,12 @@ class _WorkCostModel:
 
 
 def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
-    """Return the costs with bytes for values, all of them at the first."""
+    """Return the costs with bytes as values: all on the first, 0 on the others."""
     return tuple(cost._replace(value=0 if index else moved) for index, cost in enumerate(costs))
 
 
 class _Clock:
-    """Says how long work takes on a device, and remembers the peaks that it used and those that it lacked."""
+    """Computes least times on a device; keeps the peaks used, and the FLOPs in dtypes without a peak."""
 
     def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
         self._device = device
@@ -131,7 +130,7 @@ class _Clock:
         self.without_peak: Counter[str] = Counter()
 
     def time(self, entry: Entry) -> Bounded:
-        """Return an entry of bytes, macs and flops with the least time that it takes."""
+        """Return an entry of bytes, macs and flops with its least time."""
         dtype = self._dtype or _short(entry.dtype)
         products = product_dtype(entry.op, dtype, self._device, self._float32_matmul)
         compute = self._compute(2 * entry.macs, products) + self._compute(entry.flops, dtype)
@@ -154,7 +153,7 @@ class _Clock:
 
 
 def _short(dtype: str) -> str:
-    """Return a device's name for a dtype, or torch's where devices have none."""
+    """Return the short name of a dtype, or torch's where no device has a peak for it."""
     try:
         return short_dtype(dtype)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The roofline: of each op call the least time that a device needs for it, by its FLOPs and by its bytes."""
+"""Records of a roofline: FLOPs, bytes, what bounds them, and the least time on a device, for each op."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fvflops.trace.module_tree import ModuleTree
 
 
 class Load(NamedTuple):
-    """What some op calls ask of a device, and the least seconds that they take one after the other.
+    """Work of some op calls, and the least seconds they take on a device, one after the other.
 
-    `flops` are floating-point operations, a multiply-add being 2; `bytes` what is read and written. `compute_bound` are
-    those of the `seconds` that go to calls which the device's peak bounds, rather than its memory.
+    `flops` are floating-point operations, a multiply-add being 2; `bytes` are read and written. `compute_bound` is the
+    part of `seconds` spent in compute-bound calls; the others are memory-bound.
     """
 
     calls: int = 0
@@ -27,19 +27,19 @@ class Load(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """The arithmetic intensity, FLOP/byte; infinite where nothing moves, 0 where nothing is done."""
+        """The arithmetic intensity, FLOP/byte; infinite without memory traffic, 0 without FLOPs."""
         return self.flops / self.bytes if self.bytes else math.inf if self.flops else 0.0
 
     @property
     def bound(self) -> str:
-        """What bounds most of the seconds: "compute" or "memory"; "" where there are none."""
+        """What bounds most of the time: "compute" or "memory", "" if there is none."""
         if not self.seconds:
             return ""
         return "compute" if 2 * self.compute_bound > self.seconds else "memory"
 
 
 def sum_loads(loads: Iterable[Load]) -> Load:
-    """Return what all these loads come to together.
+    """Return the sum of loads.
 
     >>> sum_loads([Load(1, 8, 4, 2.0, 2.0), Load(3, 0, 4, 1.0)])
     Load(calls=4, flops=8, bytes=8, seconds=3.0, compute_bound=2.0)
@@ -53,8 +53,8 @@ def sum_loads(loads: Iterable[Load]) -> Load:
 class Bounded(NamedTuple):
     """All calls of one signature in one scope and phase.
 
-    `scope` holds the names of the modules it ran under, root first; `dtype` is that at whose peak its products run, by
-    the device's name for it.
+    `scope` is the names of the modules it ran under, root first; `dtype` is the device's name of the dtype whose peak
+    applies to its products.
     """
 
     scope: tuple[str, ...]
@@ -69,9 +69,9 @@ class Bounded(NamedTuple):
 class Roofline:
     """What bounds each op call of a trace on a device, and the least time that it takes.
 
-    `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` the convention that counted the
-    FLOPs. `unknown` are the ops without a formula, `unmoved` those of which the bytes are not known, by their calls;
-    `without_peak` holds the FLOPs in dtypes that the device has no peak for. What all these take is not in the times.
+    `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention of the FLOPs.
+    `unknown` is unsupported ops → calls, `unmoved` ops of unknown memory traffic → calls, `without_peak` dtypes without
+    a peak on the device → FLOPs. The times do not include these.
 
     >>> from fvflops.trace import ModuleInfo
     >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "fc")})
@@ -92,15 +92,15 @@ class Roofline:
     without_peak: Mapping[str, int] = field(default_factory=Counter)
 
     def ridge(self, dtype: str) -> float:
-        """Return the ridge point of a dtype, FLOP/byte: the intensity above which the peak bounds, not the memory."""
+        """Return the ridge point of a dtype, FLOP/byte: the intensity above which work is compute-bound."""
         return self.peaks[dtype] / self.bandwidth
 
     def total(self) -> Load:
-        """Return what the whole run comes to."""
+        """Return the load of the whole run."""
         return sum_loads(entry.load for entry in self.entries)
 
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
-        """Return module name → load, for every module in which anything ran; `ancestors` is that of `Counts`."""
+        """Return module name → load, for every module in which an op ran; `ancestors` is that of `Counts`."""
         counts = Counts("bytes", self.modules, ())
         loads: dict[str, list[Load]] = {}
         for entry in self.entries:
@@ -109,7 +109,7 @@ class Roofline:
         return {name: sum_loads(loads[name]) for name in self.modules.places if name in loads}
 
     def by_operator(self) -> dict[str, Load]:
-        """Return operator label → load, that with the longest time first."""
+        """Return operator label → load, the longest time first."""
         return _by_time((entry.label, entry.load) for entry in self.entries)
 
     def by_phase(self) -> dict[str, Load]:

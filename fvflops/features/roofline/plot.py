@@ -1,4 +1,4 @@
-"""The roofline plot: modules or operators under the roofs of a device, both scales logarithmic."""
+"""Plot a roofline: modules or operators under the roofs of a device, on logarithmic scales."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fvflops.views.summary_rows import check_view
 WIDTH, HEIGHT = 7.0, 4.4
 _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
-_LARGEST = 220.0  # square points of a marker, that of something that takes all the time
+_LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Where a name stands beside its point: under the roof first.
+# Where the name of a point is tried, right and up: under the roof first.
 _WHERE = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
 class Point(NamedTuple):
-    """What is drawn as one point: `times` things of one load each, named together, and of one class."""
+    """One point of the plot: `times` modules or ops of one class and the same load."""
 
     name: str
     group: str
@@ -46,9 +46,9 @@ def save(
     depth: int | None = None,
     roofs: Mapping[str, int] | None = None,
 ) -> None:
-    """Write what `draw` draws to a path, .svg or .png.
+    """Write the figure of `draw_roofline` to a path, .svg or .png.
 
-    Another ending raises PlotError, a path that cannot be written OSError, before anything is drawn.
+    Another ending raises PlotError, a path that cannot be written OSError, before drawing.
     """
     kind = prepare(os.fspath(path))
     paths.write_bytes(os.fspath(path), encode(draw_roofline(roofline, by=by, depth=depth, roofs=roofs), kind))
@@ -57,19 +57,19 @@ def save(
 def draw_roofline(
     roofline: Roofline, *, by: str = "module", depth: int | None = None, roofs: Mapping[str, int] | None = None
 ) -> Any:
-    """Return a Figure, 7 inches wide: FLOP/s over FLOP/byte of each point, at most what the device allows.
+    """Return a Figure, 7 inches wide, with the attainable FLOP/s over FLOP/byte of each point.
 
-    `by` is "module" (`depth` levels below the root, 3 if None, or less deep where there is nothing below), "operator"
-    or "op", the calls of one operator in one module. A point's area is its share of the least time; layers with the
-    same load are one point. `roofs` are peaks of other dtypes, FLOP/s, to be drawn too. An unknown view raises
-    ValueError, and PlotError says that matplotlib, the extra `plot`, is not there.
+    `by` is "module" (`depth` levels below the root, 3 if None, or a leaf above that), "operator" or "op", the calls of
+    one operator in one module. A point's area is its share of the least time; layers with the same load are one point.
+    `roofs` are further peaks to draw, dtype → FLOP/s. An unknown view raises ValueError, missing matplotlib (the extra
+    `plot`) PlotError.
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()
     points = find_points(roofline, by=by, depth=depth)
     figure = make_figure(WIDTH, HEIGHT)
     figure.patch.set_facecolor("white")
-    # Operators are named beside their points, and need no legend.
+    # Operators are labelled at their points, without a legend.
     bottom = 0.1 if by == "operator" else 0.185
     axes = figure.add_axes((0.085, bottom, 0.9, 0.895 - bottom))
     shown = {**(roofs or {}), **roofline.peaks}
@@ -85,7 +85,7 @@ def draw_roofline(
 
 
 def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = None) -> list[Point]:
-    """Return the points with most time first; what does no FLOPs, moves nothing or takes no time has no point."""
+    """Return the points, the longest time first; without FLOPs, bytes or time there is no point."""
     found: Iterable[tuple[str, str, Load]]
     if by == "operator":
         found = [(name, name, load) for name, load in roofline.by_operator().items()]
@@ -107,7 +107,7 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
 
 
 def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
-    """Return the modules at a depth, those above it that hold none, and what others do themselves: all the work."""
+    """Return all work by module: at a depth, leaves above it, and the own ops of the modules between."""
     loads: dict[str, list[Load]] = {}
     for entry in roofline.entries:
         owner = innermost(entry.scope).split(".")
@@ -212,7 +212,7 @@ class _Frame(NamedTuple):
 
 
 def _label(axes: Any, points: list[Point]) -> None:
-    """Write the names of points where there is room for them, those with most time first."""
+    """Label points where there is room, the longest time first."""
     from matplotlib.patheffects import withStroke
 
     dpi = axes.figure.dpi
@@ -221,7 +221,7 @@ def _label(axes: Any, points: list[Point]) -> None:
     spots = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
     taken = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in spots]
     high = _TEXT / 72
-    # Where the roofs are named.
+    # Labels of the roofs.
     taken += [
         _Frame(edge.right - 1.15, y, edge.right, y + high + 0.04)
         for line in axes.lines[1:]
@@ -259,7 +259,7 @@ def _say(point: Point) -> str:
 def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> None:
     root = plain(roofline.modules.root.class_name) or "the model"
     title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
-    bound = format_percent(total.compute_bound, total.seconds) or "0.0%"  # type: ignore[arg-type]
+    bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
     told = [f"{bound} of it bound by compute", f"memory {_say_rate(roofline.bandwidth, 'B')}"]
     told.append(f"convention {roofline.table}")
     if roofline.unknown:

@@ -1,118 +1,130 @@
-"""The roofline report: FLOPs, bytes, what bounds them on a device, and the least time, by module, operator or op."""
+"""Report of a roofline: least time, bound, FLOPs and bytes by module, operator or op, and the peaks of the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from textwrap import wrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from fvflops.features.roofline.model import Load, Roofline
-from fvflops.reports import names
-from fvflops.reports.text.pipe_table import pipe_table
+from fvflops.reports.document import Document, Part, Table, Value, modules, number, words
+from fvflops.reports.names import plain_name
 from fvflops.trace.module_tree import innermost
-from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_size
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 from fvflops.views.summary_rows import check_view, depth_of
 
 VIEWS = ("module", "operator", "op")
 DEPTH = 3  # levels of modules below the root
 SHOWN = 20  # ops, those with the longest time
-_WIDTH = 100
-_HEADS = ("FLOPs", "bytes", "FLOP/byte", "bound", "least time", "share")
 
 
-def render(roofline: Roofline, *, by: str = "module", depth: int | None = None, shown: int = SHOWN) -> str:
-    """Return the roofline as text: what the device can do, a table, and what the times leave out.
+def _percent(share: float) -> str:
+    return format_percent(share, 1)
 
-    `by` is "module" (down to `depth` levels, 3 if None), "operator", or "op": the `shown` calls of one signature in one
-    module that take longest. An unknown view, and less than one to show, raise ValueError.
+
+_LOAD = (
+    number("seconds", "least time", form=format_seconds),
+    number("share", form=_percent),
+    words("bound"),
+    replace(number("flops", "FLOPs"), optional=1),
+    replace(number("bytes"), optional=1),
+    replace(number("intensity", "FLOP/byte", form=format_ratio), optional=1),
+)
+_CALLS = number("calls", form=format_thousands)
+_OP = (
+    words("op", form=lambda op: op.removeprefix("aten::")),
+    words("module", form=lambda name: name or "model"),
+    words("dtype"),
+    replace(_CALLS, optional=2),
+)
+_PEAKS = (
+    words("dtype"),
+    number("peak", "FLOP/s"),
+    number("bandwidth", "bytes/s"),
+    number("ridge", "ridge FLOP/byte", form=format_ratio),
+)
+
+
+def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None = None, subject: str = "") -> Document:
+    """Return the least time of each module, operator or op on a device, with the device's peaks.
+
+    `by` is "module" (down to `depth` levels, 3 if None), "operator", or "op" for the calls of one signature in one
+    module, those with the longest time first. `subject` names the model. An unknown view raises ValueError.
     """
     check_view(by, VIEWS, "the roofline")
-    if shown < 1:
-        raise ValueError(f"{shown} ops cannot be shown: take 1 or more")
     total = roofline.total()
     if by == "module":
-        table = _draw_modules(roofline, total, DEPTH if depth is None else depth)
+        table = _tabulate_modules(roofline, total, DEPTH if depth is None else depth)
     else:
-        table = _draw_operators(roofline, total) if by == "operator" else _draw_ops(roofline, total, shown)
-    sentences = [_tell_device(roofline), _tell_total(total), *_tell_gaps(roofline)]
-    head, *rest = ("\n".join(wrap(names.printable(sentence), _WIDTH)) for sentence in sentences)
-    return "\n\n".join([head, table, "\n".join(rest)])
+        table = _tabulate_operators(roofline, total) if by == "operator" else _tabulate_ops(roofline, total)
+    parts: list[Part] = [table, "\n".join([_describe_total(total), *_list_gaps(roofline)])]
+    if roofline.peaks:
+        parts.append(_tabulate_peaks(roofline))
+    title = f"{subject} on {roofline.device}" if subject else f"Roofline on {roofline.device}"
+    return Document("roofline", title, parts, main=table.name)
 
 
-def _draw_modules(roofline: Roofline, total: Load, depth: int) -> str:
+def _tabulate_modules(roofline: Roofline, total: Load, depth: int) -> Table:
     rows = [
-        (" " * depth_of(name) + (names.printable_short(name) or "model"), *_cells(load, total))
+        (name, *_list_values(load, total))
         for name, load in roofline.by_module().items()
         if depth_of(name) <= depth and load.seconds
     ]
-    return pipe_table(("module", *_HEADS), rows)
+    return Table("modules", (modules(), *_LOAD), rows, noun="module")
 
 
-def _draw_operators(roofline: Roofline, total: Load) -> str:
-    loads = {name: load for name, load in roofline.by_operator().items() if load.seconds}
-    rows = [(names.printable_short(name), str(load.calls), *_cells(load, total)) for name, load in loads.items()]
-    return pipe_table(("operator", "calls", *_HEADS), [*rows, ("total", str(total.calls), *_cells(total, total))])
-
-
-def _draw_ops(roofline: Roofline, total: Load, shown: int) -> str:
-    entries = sorted(roofline.entries, key=lambda entry: -entry.load.seconds)[:shown]
+def _tabulate_operators(roofline: Roofline, total: Load) -> Table:
     rows = [
-        (
-            names.printable_short(entry.op),
-            names.printable_short(innermost(entry.scope)) or "model",
-            entry.dtype,
-            str(entry.load.calls),
-            *_cells(entry.load, total),
-        )
-        for entry in entries
+        (name, load.calls, *_list_values(load, total)) for name, load in roofline.by_operator().items() if load.seconds
     ]
-    return pipe_table(("op", "module", "dtype", "calls", *_HEADS), rows)
+    whole = ("total", total.calls, *_list_values(total, total))
+    return Table("operators", (words("operator"), _CALLS, *_LOAD), rows, total=whole, noun="operator")
 
 
-def _cells(load: Load, total: Load) -> tuple[str, ...]:
-    return (
-        format_size(load.flops),
-        format_size(load.bytes),
-        format_ratio(load.intensity),
-        load.bound,
-        format_seconds(load.seconds),
-        format_percent(load.seconds, total.seconds),  # type: ignore[arg-type]
-    )
+def _tabulate_ops(roofline: Roofline, total: Load) -> Table:
+    rows = [
+        (entry.op, innermost(entry.scope), entry.dtype, entry.load.calls, *_list_values(entry.load, total))
+        for entry in sorted(roofline.entries, key=lambda entry: -entry.load.seconds)
+    ]
+    return Table("ops", (*_OP, *_LOAD), rows, noun="op")
 
 
-def _tell_device(roofline: Roofline) -> str:
-    peaks = [
-        f"{dtype} {format_size(peak)} FLOP/s, ridge at {format_ratio(roofline.ridge(dtype))} FLOP/byte"
+def _tabulate_peaks(roofline: Roofline) -> Table:
+    rows = [
+        (dtype, peak, roofline.bandwidth, roofline.ridge(dtype))
         for dtype, peak in sorted(roofline.peaks.items(), key=lambda item: -item[1])
     ]
-    return "; ".join([f"{roofline.device}: {format_size(roofline.bandwidth)} bytes/s", *peaks]) + "."
+    return Table("peaks", _PEAKS, rows, title=f"Peaks of {roofline.device}", noun="dtype")
 
 
-def _tell_total(total: Load) -> str:
-    share = format_percent(total.compute_bound, total.seconds) or "0.0%"  # type: ignore[arg-type]
+def _list_values(load: Load, total: Load) -> tuple[Value, ...]:
+    share = load.seconds / total.seconds if total.seconds else None
+    return (load.seconds, share, load.bound, load.flops, load.bytes, load.intensity)
+
+
+def _describe_total(total: Load) -> str:
+    share = format_percent(total.compute_bound, total.seconds) or "0.0%"
     return (
-        "Each op takes the longer of FLOPs/peak and bytes/bandwidth, one after the other: at least "
-        f"{format_seconds(total.seconds)}, {share} of it bound by compute. Every op fetches what it reads and "
-        "puts back what it writes: caches and fusion save some of that, starting kernels takes more."
+        f"Least time: {format_seconds(total.seconds)}, {share} of it compute-bound. Each op takes the longer of "
+        "FLOPs/peak and bytes/bandwidth, and ops run one after the other. Assumes no cache reuse or fusion; kernel "
+        "launch overhead excluded."
     )
 
 
-def _tell_gaps(roofline: Roofline) -> list[str]:
-    gaps: list[tuple[str, Mapping[str, int], Callable[[int], str]]] = [
-        (f"UNKNOWN to the table {roofline.table}, so without FLOPs", roofline.unknown, _calls),
-        ("Of UNKNOWN bytes", roofline.unmoved, _calls),
-        (f"Not in the times, as {roofline.device} has no peak for it", roofline.without_peak, _flops),
-    ]
-    return [f"{what}: {_list(amounts, say)}." for what, amounts, say in gaps if amounts]
+def _list_gaps(roofline: Roofline) -> Iterator[str]:
+    """Yield what is missing from the numbers, a sentence each."""
+    if roofline.unknown:
+        yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unknown, _calls)}."
+    if roofline.unmoved:
+        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unmoved, _calls)}."
+    if roofline.without_peak:
+        listed = _list(roofline.without_peak, lambda flops: f"{format_short(flops)} FLOPs")
+        yield f"Without a peak on {roofline.device}, so not in the least time: {listed}."
 
 
-def _list(amounts: Mapping[str, int], say: Callable[[int], str]) -> str:
-    ranked: Sequence[tuple[str, int]] = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{names.printable_short(name)} ({say(amount)})" for name, amount in ranked)
+def _list(amounts: Mapping[str, int], write: Callable[[int], str]) -> str:
+    ranked = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{plain_name(name)} ({write(amount)})" for name, amount in ranked)
 
 
 def _calls(count: int) -> str:
     return format_quantity(count, "call")
-
-
-def _flops(count: int) -> str:
-    return f"{format_size(count)} FLOPs"

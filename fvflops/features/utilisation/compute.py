@@ -1,4 +1,4 @@
-"""The utilisation: the share of the devices' peak that a measured time achieved, in model FLOPs or in all that ran."""
+"""Utilisation of devices in a measured time: MFU, of the model's FLOPs, and HFU, of all executed FLOPs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fvflops.units import format_percent, format_seconds, format_size, format_th
 
 RECOMPUTE = "recompute"
 FLOAT32_MATMUL = ("ieee", "tf32")
-# The ops that cuDNN does, which torch lets it do in tf32 unless told otherwise.
+# Ops of cuDNN, which torch runs in tf32 by default.
 _CUDNN = re.compile(
     r"aten::_?(conv(olution|_transpose|[123]d)|cudnn_(convolution|rnn)|(lstm|gru|rnn_tanh|rnn_relu)\b)"
     r"|torch\.nn\.(Lazy)?(Conv(Transpose)?[123]d|LSTM|GRU|RNN)$"
 )
-# A number above this is taken for a mistake, and a share above this is not written out.
+# A number above this is refused as a mistake, and a share above this is not written out.
 _HUGE = 1e300
 _MOST = 10**6
 
 
 class UtilisationError(ValueError):
-    """A utilisation of more than 100 %: one of the figures that it was computed from is wrong."""
+    """A utilisation above 100 %: one of its inputs is wrong."""
 
 
 class Counted(Protocol):
-    """What has counts: an analysis of a model or of a run."""
+    """An object with counts: an analysis of a model or of a run."""
 
     def counts(self) -> Counts:
         """Return the counts."""
@@ -51,26 +51,26 @@ def mfu(
     sparse: bool = False,
     float32_matmul: str | None = None,
 ) -> float:
-    """Return the model FLOPs utilisation: the least time that the peak allows for the model's FLOPs, over `seconds`.
+    """Return the model FLOPs utilisation, 0 to 1: the least time for the model's FLOPs at peak, divided by `seconds`.
 
-    The share is 0 to 1. `counts` is what all `devices` together did in `seconds`: a number of FLOPs (a multiply-add is
-    2) of one `dtype`; a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them,
-    whose FLOPs are 2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. The
-    phase "recompute" is left out: what is run twice to save memory is not the model's. Keep it out of a number too.
+    `counts` is the work of all `devices` together in `seconds`: a number of FLOPs (a multiply-add is 2) in one `dtype`;
+    a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them, whose FLOPs are
+    2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. The phase "recompute"
+    is excluded: activation checkpointing is no work of the model. Exclude it from a number too.
 
-    PaLM's figure counts matrix products alone, forward and backward. The table `default` is these and norms, pooling
-    and the like, a thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in
-    PaLM. An op that the table does not know is not in it: see the counts' ledger.
+    PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
+    thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. Ops that
+    the table does not support are not counted: see the counts' ledger.
 
-    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in a file of your own give
-    `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` takes the peak for
-    2:4 sparsity where a dtype has one; the FLOPs are then those of the dense product.
+    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in your own file give
+    `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
+    sparsity where a dtype has one; the FLOPs are still those of the dense product.
 
-    `float32_matmul` says how float32 products ran: "ieee", or "tf32", which takes those of Counts, and all that is
-    float32 in a number or mapping, at the peak for tf32. None is what torch does by default on NVIDIA: "ieee", but
-    cuDNN's convolutions and RNNs in Counts "tf32" where the device has it (`torch.backends.cudnn.allow_tf32`).
+    `float32_matmul` is how float32 products ran: "ieee", or "tf32", which applies the peak for tf32 to the products of
+    Counts, and to all float32 FLOPs of a number or mapping. None is torch's default on NVIDIA: "ieee", but "tf32" for
+    cuDNN's convolutions and RNNs in Counts where the device has it (`torch.backends.cudnn.allow_tf32`).
 
-    More than 100 % raises UtilisationError, which tells what to check. Other bad input raises ValueError.
+    More than 100 % raises UtilisationError, which lists what to check. Other bad input raises ValueError.
 
     Source: Chowdhery et al. 2022, PaLM, appendix B. Its 540B model, 6N + 12LHQT FLOPs a token, 238.3 thousand tokens/s:
 
@@ -93,7 +93,7 @@ def hfu(
     sparse: bool = False,
     float32_matmul: str | None = None,
 ) -> float:
-    """Return the hardware FLOPs utilisation, 0 to 1: as `mfu`, but of all that ran, recomputation included.
+    """Return the hardware FLOPs utilisation, 0 to 1: `mfu` of all executed FLOPs, recomputation included.
 
     Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
 
@@ -108,7 +108,7 @@ def hfu(
 def _read_work(
     counts: Work, dtype: object, device: Device, float32_matmul: str | None, *, without: str | None
 ) -> dict[str, Fraction]:
-    """Return dtype → FLOPs of what was counted, a phase left out."""
+    """Return dtype → FLOPs, without those of one phase."""
     check_float32_matmul(float32_matmul)
     if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
         counts = counts.counts()  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def _read_entries(
         name = entry.dtype if dtype is None else dtype
         if not name:
             flops = format_size(2 * entry.macs + entry.flops)
-            raise ValueError(f"the counts do not tell in which dtype {entry.op} did its {flops} FLOPs: say dtype=")
+            raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: give dtype=")
         short = short_dtype(name)
         work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * entry.macs
         work[short] += entry.flops
@@ -152,7 +152,7 @@ def _read_entries(
 
 
 def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | None = None) -> str:
-    """Return the dtype at whose peak an op's products run: its own by the short name, or tf32 where fp32 runs so.
+    """Return the dtype whose peak bounds an op's products: its own, by the short name, or tf32 where fp32 runs as tf32.
 
     `float32_matmul` is that of `mfu`.
 
@@ -170,12 +170,12 @@ def _product_dtype(dtype: str, float32_matmul: str | None) -> str:
 def _check_work(work: Mapping[str, Fraction]) -> dict[str, Fraction]:
     done = {dtype: flops for dtype, flops in work.items() if flops}
     if not done:
-        raise ValueError("the counts are zero: there is nothing that could use a device")
+        raise ValueError("the counts are zero: there is no work to compute a utilisation of")
     return done
 
 
 def _read_number(value: object, what: str) -> Fraction:
-    """Return a finite number that is not negative."""
+    """Return a finite number, 0 or more, as an exact fraction."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _HUGE:  # type: ignore[operator]
         raise ValueError(f"{what} is {truncate(repr(value))}: give a number that is finite and not negative")
     return Fraction(int(value) if isinstance(value, Integral) else float(value))
@@ -194,7 +194,7 @@ class _Machine(NamedTuple):
         return self.devices * self.device.peak(dtype, sparse=sparse)
 
     def times(self, work: Mapping[str, Fraction]) -> dict[str, Fraction]:
-        """Return dtype → the least seconds that its work takes."""
+        """Return dtype → the least seconds for its work."""
         return {dtype: flops / self.peak(dtype) for dtype, flops in work.items()}
 
 
@@ -211,14 +211,14 @@ def _utilise(
         raise ValueError(f"sparse: {device.name} has a 2:4 peak for {known}, and the counts are of {', '.join(work)}")
     machine = _Machine(device, int(devices), sparse)
     share = sum(machine.times(work).values()) / taken
-    utilisation = float(min(share, _MOST))  # as a float, so that a time that was rounded to one may be the least
+    utilisation = float(min(share, _MOST))  # as a float, so that the least time, rounded to a float, gives 1.0
     if utilisation > 1:
         raise UtilisationError(_tell(name, work, taken, machine))
     return utilisation
 
 
 def _tell(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
-    """Return what is wrong with a utilisation above 100 %, and which of its inputs would explain it."""
+    """Return the message of a utilisation above 100 %, with the inputs that could explain it."""
     least = sum(machine.times(work).values(), Fraction())
     share = least / seconds
     done = " + ".join(f"{format_size(round(flops))} FLOPs in {dtype}" for dtype, flops in work.items())
@@ -226,7 +226,7 @@ def _tell(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _
     checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MOST else "devices"]
     if not machine.sparse and set(work) & set(machine.device.sparse):
         checks.append(_check_sparse(work, seconds, machine))
-    checks.append("counts (a kernel may skip work that they hold, such as the masked half of causal attention)")
+    checks.append("counts (a kernel may skip counted work, such as the masked half of causal attention)")
     return (
         f"{name} would be {_percent(share)}: {done} take {format_thousands(machine.devices)} × {machine.device.name} "
         f"at least {format_seconds(float(least))}, and seconds is {format_seconds(float(seconds))}; "
@@ -235,7 +235,7 @@ def _tell(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _
 
 
 def _check_dtype(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
-    """Return what the utilisation would be if the slowest part of the work were in a faster dtype."""
+    """Return a hint with the utilisation if the slowest part of the work were in a faster dtype."""
     times = machine.times(work)
     slowest = max(times, key=lambda dtype: times[dtype])
     hints = []

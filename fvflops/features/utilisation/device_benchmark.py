@@ -1,4 +1,4 @@
-"""The peaks of a machine: matrix products and memory timed on it, so that a roofline can be drawn for it."""
+"""Measure the peaks of this machine for a roofline: matrix products by dtype, and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from fvflops.capture.restore.interrupts import allowed, deferred
 from fvflops.features.utilisation.devices import Device
 
-# What is timed at each peak; tf32 is float32 with CUDA's permission to round the operands.
+# The dtype that is timed for each peak; tf32 is float32 with rounding to tf32 allowed on CUDA.
 PRODUCTS = {
     "fp64": torch.float64,
     "fp32": torch.float32,
@@ -26,21 +26,21 @@ PRODUCTS = {
 }
 _SMALLEST, _LARGEST = 256, 16384  # sides of the matrices
 _REPEATS = 5  # at least
-_SHARE_OF_MEMORY = 16  # an array takes at most that part of the memory
-_ARRAY = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes of an array: far more than any cache holds
+_SHARE_OF_MEMORY = 16  # an array takes at most 1/16 of the memory
+_ARRAY = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes of an array, far larger than any cache
 
 
 def measure_device(
     where: str | torch.device | None = None, *, dtypes: Sequence[str] | None = None, seconds: float = 1.0
 ) -> Device:
-    """Return what a device of this machine can do: FLOP/s of matrix products by dtype, and bytes/s of its memory.
+    """Return the measured peaks of a device of this machine: FLOP/s of matrix products by dtype, and memory bandwidth.
 
     `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
-    (tf32 on CUDA alone); one that the device cannot multiply is left out. About `seconds` go to each figure. Products
-    are of square matrices, whose sides are doubled as long as there is time; the fastest run counts. The bandwidth is
-    that of a copy or of a triad (a = b + s*c) over arrays beyond the caches, whichever is higher, each number read or
-    written counted once: a CPU that reads a line before it overwrites it moves more. fp8 and int8 are not measured.
-    Another device, and a dtype that is not in the list, raise ValueError.
+    (tf32 only on CUDA); one that the device does not support is left out. Each peak takes about `seconds`. Products are
+    of square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is that of a
+    copy or of a triad (a = b + s*c) over arrays larger than the caches, whichever is higher, each number read or
+    written counted once: a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
+    dtype raises ValueError.
     """
     device = _place(where)
     unknown = [dtype for dtype in dtypes or () if dtype not in PRODUCTS]
@@ -96,13 +96,13 @@ def _place(where: str | torch.device | None) -> torch.device:
 
 
 def _quote(text: str) -> str:
-    """Return a text as YAML's double quotes hold it."""
+    """Return a text as a double-quoted YAML string."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{plain}"'
 
 
 def _describe(device: torch.device) -> Device:
-    """Return the device's name and memory, with a peak that is to be replaced."""
+    """Return the device's name and memory, with a placeholder for its peaks."""
     source = f"measured with torch {torch.__version__}"
     placeholder = {"fp32": 1.0}
     if device.type == "cuda":
@@ -117,21 +117,21 @@ def _describe(device: torch.device) -> Device:
 
 
 def _memory(device: torch.device) -> int:
-    """Return the bytes of memory, of a CUDA device those that are free."""
+    """Return the bytes of memory, for a CUDA device the free ones."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
-    """Return the FLOP/s of the fastest product, 0 where the device has none in that dtype."""
+    """Return the FLOP/s of the fastest product, 0 where the device does not support the dtype."""
     best, side, until = 0, _SMALLEST, time.perf_counter() + seconds
     with deferred(), _rounding_operands(device, dtype == "tf32"), allowed():
         while side <= _LARGEST:
             try:
                 left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))
                 taken = _best_time(device, partial(torch.mm, left, right, out=out), seconds / 8)
-            except RuntimeError:  # no such product on this device, or no memory for it
+            except RuntimeError:  # dtype not supported on this device, or out of memory
                 break
             best = max(best, int(2 * side**3 / taken))
             if 8 * taken * (_REPEATS + 1) > until - time.perf_counter():  # twice the side is 8 times the work
@@ -150,7 +150,7 @@ def _time_memory(device: torch.device, seconds: float) -> int:
 
 
 def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
-    """Return the seconds of the fastest run after a first one, of `_REPEATS` or as many as there is time for."""
+    """Return the seconds of the fastest run after a warm-up run, of `_REPEATS` or as many as fit in `seconds`."""
     until = time.perf_counter() + seconds
     run()
     clock = _time_on_cuda if device.type == "cuda" else _time_on_cpu
@@ -178,7 +178,7 @@ def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
 
 @contextmanager
 def _rounding_operands(device: torch.device, may: bool) -> Iterator[None]:
-    """Let CUDA round the operands of float32 products to tf32, or forbid it, and put the setting back."""
+    """Allow or forbid tf32 for float32 products on CUDA inside, and restore the setting."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""The devices: what an accelerator can do at most, read from a YAML file in which each figure names its document."""
+"""Devices and their peaks, read from a YAML file in which each device names its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.text import nearest, suggest, truncate
 
 SHIPPED = paths.SCHEME + "devices.yaml"
 
-# The dtypes of peaks, and what torch calls those that run at each; complex numbers run at the peak of their parts.
+# Short dtype → torch's names of the dtypes with its peak; complex numbers have the peak of their parts.
 DTYPES = {
     "fp64": ("float64", "double", "complex128", "cdouble"),
     "fp32": ("float32", "float", "complex64", "cfloat"),
@@ -29,7 +29,7 @@ DTYPES = {
 }
 _SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
 
-# Words of a name that tell no device from another.
+# Words of a name that do not distinguish devices.
 _VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "gpu")
 _KINDS = ("matrix", "sparse", "vector")
 _AMOUNTS = ("bandwidth", "memory")
@@ -41,7 +41,7 @@ Returned = TypeVar("Returned")
 
 
 def short_dtype(dtype: object) -> str:
-    """Return the name under which a device has its peak for a dtype, given as torch's or by any of its names.
+    """Return the short name of a dtype in a Device's peaks, from torch's dtype or any of its names.
 
     >>> short_dtype("torch.bfloat16"), short_dtype("float8_e4m3fn"), short_dtype("fp32")
     ('bf16', 'fp8', 'fp32')
@@ -51,7 +51,7 @@ def short_dtype(dtype: object) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     if name.lower() not in _SHORT:
-        # int64 is no slip of the pen for int8.
+        # int64 is no typing error for int8.
         near = "" if "int" in name else suggest(name.lower(), _SHORT)
         hint = near or f": peaks are for {', '.join(DTYPES)}"
         raise ValueError(f"no device has a peak for the dtype {truncate(name)!r}{hint}")
@@ -62,10 +62,10 @@ def short_dtype(dtype: object) -> str:
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
-    `matrix` holds those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those
-    outside the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None where
-    unknown. `unit` says what one device is: a GPU, a die, a module. `source` names the document. The peaks are kept
-    under short names, those of DTYPES; figures that contradict each other raise ValueError.
+    `matrix` is those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those outside
+    the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown.
+    `unit` says what one device is: a GPU, a die, a module. `source` names the document. Keys of the peaks are the short
+    names in DTYPES; contradictory peaks raise ValueError.
 
     >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
     >>> mine.peak("bf16"), mine.dtypes()
@@ -98,13 +98,13 @@ class Device:
                 raise ValueError(f"sparse of {self.name}: {dtype} has {peak} beside {dense}")
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
-        """Return the dtypes for which there is a peak, or one for 2:4 sparsity."""
+        """Return the dtypes with a peak, or with one for 2:4 sparsity."""
         return tuple(dtype for dtype in DTYPES if dtype in (self.sparse if sparse else {**self.matrix, **self.vector}))
 
     def peak(self, dtype: object, *, sparse: bool = False) -> int:
-        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError naming those with one.
+        """Return the highest peak for a dtype, FLOP/s; a dtype without one raises ValueError with those that have one.
 
-        Without `sparse` that is the higher of the matrix and the vector units' for dense operands.
+        Without `sparse` it is the higher of the matrix and the vector units' for dense operands.
 
         >>> find_device("H100").peak("float32"), find_device("H100").peak("bfloat16")
         (66900000000000, 989400000000000)
@@ -119,11 +119,11 @@ class Device:
 
 
 def find_device(name: str, *, file: str = SHIPPED) -> Device:
-    """Return the device of a name, as `torch.cuda.get_device_name()` gives it or shorter, whatever its case and order.
+    """Return the device of a name, as `torch.cuda.get_device_name()` gives it or shorter, in any case and word order.
 
-    `file` is a YAML file in the form of `fvflops://devices.yaml`, at a path or a URI that iopath knows. An unknown name
-    raises ValueError naming the nearest: no variant of a device is taken for another. A mistake in the file raises
-    TableError, whose message starts with the file and the line.
+    `file` is a YAML file in the form of `fvflops://devices.yaml`, at a path or a URI that iopath can open. An unknown
+    name raises ValueError with the nearest: a variant of a device is never used for another. A mistake in the file
+    raises TableError with the file and the line.
 
     >>> [find_device(name).name for name in ("h100", "NVIDIA H100 80GB HBM3", "A100-SXM4-80GB", "Tesla T4", "tpu v5e")]
     ['H100 SXM', 'H100 SXM', 'A100 SXM 80GB', 'T4', 'TPU v5e']
@@ -139,7 +139,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
         if key in map(_key, (device.name, *device.aliases)):
             return device
     if "mig" in key:
-        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak no datasheet tells: give a Device")
+        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet: give a Device")
     known = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
     near = nearest(name.lower(), known, cutoff=0.5)
     hint = f"did you mean {known[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
@@ -147,7 +147,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
 
 
 def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
-    """Return the devices of a YAML file, as `find_device` reads it; the shipped one is read once.
+    """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached.
 
     >>> load_devices()[0].source
     'NVIDIA V100 Tensor Core GPU, datasheet'
@@ -200,7 +200,7 @@ def _read_peaks(node: Node, what: str) -> dict[str, int]:
     for key, value in node.fields(what).items():
         dtype = _blame(value, partial(short_dtype, key))
         if dtype in peaks:
-            raise value.error(f"{what}: {dtype} stands twice, once as {key}")
+            raise value.error(f"{what}: {dtype} is given twice, once as {key}")
         peaks[dtype] = _read_number(value, f"{what} at {key}")
     return peaks
 
@@ -218,12 +218,12 @@ def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) 
         if not key:
             raise node.error(f"{truncate(name)!r} names no device: write more than its vendor")
         if key in seen:
-            raise node.error(f"{name!r} stands twice: as a name of {seen[key]} too")
+            raise node.error(f"{name!r} is given twice: it is a name of {seen[key]} too")
         seen[key] = device.name
 
 
 def _blame(node: Node, make: Callable[[], Returned]) -> Returned:
-    """Return what a function makes; the ValueError that it raises gets the file and line of a node."""
+    """Return the result of a function; a ValueError gets the file and line of a node."""
     try:
         return make()
     except ValueError as error:
@@ -244,13 +244,13 @@ def _check_amount(amount: float, what: str) -> int:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return the sorted words and numbers of a name but its vendor's: "A100-SXM4-80GB" is "NVIDIA A100 80GB SXM4"."""
+    """Return the sorted words and numbers of a name without its vendor: "A100-SXM4-80GB" is "NVIDIA A100 80GB SXM4"."""
     words = re.findall(r"[a-z]+|[0-9]+", name.lower())
     return tuple(sorted(word for word in words if word not in _VENDORS))
 
 
 def load_peaks(text: str, option: str) -> Device:
-    """Return the device that an option names, of the shipped ones or of a file."""
+    """Return the device that an option names: a shipped one, FILE.yaml or FILE.yaml:NAME."""
     for ending in (".yaml", ".yml"):
         file, separator, name = text.partition(ending + ":")
         if separator:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-from fvflops.reports.document import Document, Items, Table
+from fvflops.reports.document import Document, Items, Table, Value
 
 SCHEMA = 1
 
@@ -34,11 +35,18 @@ def _encode(document: Document) -> dict[str, Any]:
 
 
 def _encode_table(table: Table) -> dict[str, Any]:
-    encoded: dict[str, Any] = {"rows": table.records()}
+    encoded: dict[str, Any] = {
+        "rows": [{key: _encode_value(value) for key, value in record.items()} for record in table.records()]
+    }
     if table.total is not None:
         encoded["total"] = {
-            column.key: value
+            column.key: _encode_value(value)
             for column, value in zip(table.columns, table.total, strict=True)
             if value is not None and not column.words
         }
     return encoded
+
+
+def _encode_value(value: Value) -> Value:
+    # JSON has no infinity, such as the intensity of an op that moves no bytes.
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -83,20 +83,22 @@ def _show(text: str) -> str:
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the places of the columns that fit with their words cut.
 
-    Optional columns go first, then those of numbers, then others, the last of each first.
+    Optional columns go first, then those of numbers, then others, the last of each first. That by which rows are ranked
+    stays.
     """
     places = list(range(len(table.columns)))
     needs = _measure(table, rows, width, _LONG)
     optional = sorted(
-        (place for place in places if table.columns[place].optional),
+        (place for place in places if table.columns[place].optional and table.columns[place].key != table.sort),
         key=lambda place: (table.columns[place].optional, place),
     )
     while optional and _add_up([needs[place] for place in places]) > width:
         places.remove(optional.pop())
     needs = _measure(table, rows, width, _SHORTEST)
     while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
-        numbers = [place for place in places if not table.columns[place].words]
-        places.remove(numbers[-1] if len(numbers) > 1 else places[-1])
+        spare = [place for place in places if table.columns[place].key != table.sort]
+        numbers = [place for place in spare if not table.columns[place].words]
+        places.remove(numbers[-1] if len(numbers) > 1 else spare[-1])
     return places
 
 

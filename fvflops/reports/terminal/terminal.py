@@ -288,7 +288,7 @@ def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
 
 
 def _say_share(count: float, total: float) -> str:
-    return format_percent(count, total)  # type: ignore[arg-type]
+    return format_percent(count, total)
 
 
 def _draw_bar(count: float, total: float, width: int, marks: Marks) -> str:
