@@ -75,7 +75,8 @@ def _list_values(name: str, row: Row) -> tuple[Value, ...]:
 
 
 def _describe_row(table: FormulaTable, row: Row, name: str) -> list[tuple[str, str]]:
-    lines = [(f"table {table.name}", f"{_STATUSES.get(row.kind, row.kind)}, from {row.file}:{row.line}")]
+    lines = [("table", table.name)] if table.name != row.file else []
+    lines.append(("row", f"{_STATUSES.get(row.kind, row.kind)}, at {row.file}:{row.line}"))
     if row.name != name:
         lines.append(("by the row", row.name))
     texts = [text for text in (row.macs, row.flops, row.activations) if text is not None]

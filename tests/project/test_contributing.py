@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 RECIPE = re.compile(r"^### (.+?)\n(?:(?!^###).)*?```diff\n(.*?)```\n\n```bash\n(.*?)\n```", re.MULTILINE | re.DOTALL)
 RECIPES = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text())
 SHOWN = {
-    "A formula": "macs:        3*b*t*d",
+    "A formula": "macs: 3*b*t*d\n",
     "A convention": "hardware",
     "A metric": ",parameters,flops,activations,output_elements,called\n,LeNet5,61706,416520,6518,15002,yes\n",
     "A format": "convention\ttotal\tmultiply_add\tmacs\tflops\ndefault\t417K\t1\t",

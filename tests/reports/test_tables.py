@@ -2,15 +2,15 @@
 
 from fractions import Fraction
 
-from fvflops.reports.document import Document, Table, difference, number, words
+from fvflops.reports.document import Document, Table, data_only, difference, number, words
 from fvflops.reports.formats import write_document
 
 COLUMNS = words("op", keep=True), number("flops", "FLOPs"), difference("change"), words("note")
 ROWS = [("mm", 10, -900, "b"), ("add", 30, 5, ""), ("relu", 20, 40, "a")]
 
 
-def table(**options):
-    return Table("ops", COLUMNS, ROWS, noun="op", **options)
+def table(only_data=(), **options):
+    return Table("ops", data_only(COLUMNS, only_data), ROWS, noun="op", **options)
 
 
 def test_differences_are_sorted_by_magnitude_and_other_numbers_by_value():
@@ -24,14 +24,14 @@ def test_rows_that_are_not_shown_are_summed():
     assert table().ranked(top=1).notes == ("2 ops more.",)
 
 
-def test_hidden_columns_and_empty_tables_are_in_data_formats_alone():
-    document = Document("x", "", [table(hidden=("note", "change")), Table("none", COLUMNS, [], title="Nothing")])
+def test_columns_for_data_and_empty_tables_are_in_data_formats_alone():
+    document = Document("x", "", [table(("note", "change")), Table("none", COLUMNS, [], title="Nothing")])
     assert write_document(document).split() == ["op", "FLOPs", "----", "-----", "mm", "10", "add", "30", "relu", "20"]
     assert write_document(document, "csv").startswith("op,flops,change,note\nmm,10,-900,b\n")
     for format in ("markdown", "html", "latex"):
         written = write_document(document, format)
         assert "change" not in written and "Nothing" not in written
-    nothing = Document("x", "Title", [table(hidden=[column.key for column in COLUMNS])])
+    nothing = Document("x", "Title", [table([column.key for column in COLUMNS])])
     assert write_document(nothing) == "Title"
 
 
