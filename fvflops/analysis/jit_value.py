@@ -41,7 +41,8 @@ class JitType:
 
     def dtype(self) -> torch.dtype:
         """Return the dtype."""
-        return getattr(torch, self.spec.dtype)
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
 
     def device(self) -> torch.device:
         """Return the device."""
@@ -140,16 +141,18 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     if not callable(handle):
         raise TypeError(f"the handle of {name} is {handle!r}: give a function, or None to ignore the op")
     if _takes_call(handle):
-        return handle
+        ours: Handle = handle
+        return ours
 
     def call_fvcore_handle(call: Call) -> int | Counter[str]:
         arguments = list(call.arguments.values())
         if name == "aten::_convolution":
             arguments += _CONVOLUTION_SWITCHES.values()
-        return handle(
+        result: int | Counter[str] = handle(
             [JitValue(value, position) for position, value in enumerate(arguments)],
             [JitValue(value, position) for position, value in enumerate(call.outputs)],
         )
+        return result
 
     return call_fvcore_handle
 

@@ -172,7 +172,7 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
     source, _, name = text.rpartition(":")
     if not source or not name:
         raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
-    function = _import_attribute(source, name)
+    function: Callable[..., Any] = _import_attribute(source, name)
     if not callable(function):
         raise ValueError(f"{option} {text} is {type(function).__name__}, not a function")
     return function

@@ -169,7 +169,8 @@ def decode_value(record: Any) -> Value:
     if isinstance(record, list):
         return tuple(decode_value(item) for item in record)
     if not isinstance(record, dict):
-        return record
+        plain: Value = record
+        return plain
     if "tensor" in record:
         return TensorSpec(
             tuple(record["tensor"]),

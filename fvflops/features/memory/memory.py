@@ -10,8 +10,8 @@ from torch import nn
 from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again, weigh_by
 from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
+from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
-from fvflops.capture.restore.restore import ContainerSnapshot
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Weigh, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session

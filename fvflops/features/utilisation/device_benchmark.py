@@ -173,7 +173,7 @@ def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
         run()
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) / 1000
+    return float(start.elapsed_time(end)) / 1000
 
 
 @contextmanager
