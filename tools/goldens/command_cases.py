@@ -43,6 +43,8 @@ _TEXT_FORMATS = (
     "dot",
     "model-explorer",
 )
+# Those of every command.
+_FORMATS = ("text", "markdown", "csv", "json", "html", "latex")
 _VIEWS = ("module", "operator", "both", "op", "call", "line")
 _WEIGHTS = ("flops", "macs", "bytes", "memory")
 
@@ -58,6 +60,7 @@ def jobs() -> list[Job]:
         "count/models": _count_models,
         "count/files": _count_files,
         "count/terminal": _count_terminal,
+        "formats": _formats,
         "compare": _compare,
         "diff": _diff,
         "diff/revisions": _diff_revisions,
@@ -178,6 +181,29 @@ def _count_terminal(commands: Commands) -> None:
         for model in (_NET, _TINY):
             commands.run("count", *model, name=f"{model[0].replace(':', '_')}-colour", terminal=True)
             commands.run("count", *model, "--collapse", "--sort", "flops", name=f"{model[0][:4]}-ranked", terminal=True)
+
+
+def _formats(commands: Commands) -> None:
+    """Run every command in every format, with its default order and with another."""
+    with open("kept.yaml", "w") as file:
+        file.write("models: {zoo:lenet5: {flops: 400K, parameters: 61706, memory: 1M}}\n")
+    commands.keep()
+    reports = (
+        ("compare", "zoo:lenet5", "--tables", "default,exact,torch"),
+        ("diff", "nets.py:narrow", "nets.py:wide"),
+        ("check", "zoo:lenet5", "--budget", "kept.yaml"),
+        ("plan", *_TINY, "--mesh", "dp=2,tp=2"),
+        ("ops", "--table", "torch"),
+        ("ops", "linear"),
+        ("roofline", *_NET, "--device", "H100"),
+        ("roofline", *_NET, "--device", "H100", "--by", "op"),
+        ("scale", "zoo:lenet5", "--vary", "batch=1..64"),
+        *(("count", *_NET, "--by", view) for view in ("op", "call", "line")),
+    )
+    for report, form in product(reports, _FORMATS):
+        commands.run(*report, "--format", form)
+    for report in reports:
+        commands.run(*report, "--sort", "name", "--top", "2", "--format", "csv")
 
 
 def _compare(commands: Commands) -> None:
