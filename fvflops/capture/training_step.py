@@ -1,4 +1,4 @@
-"""The recording of a training step by shapes: forward and backward of each micro-batch, then the optimizers' steps."""
+"""Record a training step in shape execution: forward and backward of each micro-batch, then optimizer steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from fvflops.capture.model.model import describe_inputs, named_places
+from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import ExecutionError, Loss, Weigh, is_data_dependent, recording_lock, suspend_outer_recordings
+from fvflops.capture.run import (
+    CostEstimate,
+    ExecutionError,
+    Loss,
+    is_data_dependent,
+    recording_lock,
+    suspend_outer_recordings,
+)
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.assumptions import can_be_assumed
 from fvflops.capture.shapes.plain_sizes import plain_sizes
@@ -30,9 +37,9 @@ from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
-# An optimizer, or what makes one of parameters: a class, or a partial of one.
+# An optimizer, or a factory that takes parameters: a class, or a partial of one.
 OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
-# Names of modules, classes of modules, or a function of name and module that says whether.
+# Names of modules, classes of modules, or a predicate of name and module.
 Checkpointed = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 
 
@@ -49,14 +56,14 @@ def record_step(
     micro_batches: int = 1,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
-    weigh: Weigh | None = None,
+    estimate_cost: CostEstimate | None = None,
 ) -> Trace:
-    """Return the Trace of one training step by shapes; the model, the inputs and the optimizers are left as they were.
+    """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
-    The step begins without gradients. `loss` is a function of the model's result that returns a scalar; without it the
-    result's own `loss` is taken, or the result, if that is a scalar. The calls of `checkpointed` modules run again in
-    the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
-    A step that needs a number raises ExecutionError.
+    The step begins without gradients. `loss` maps the model's result to a scalar; by default that is the result's
+    `loss`, or the result itself if it is a scalar. Calls of `checkpointed` modules are recomputed in the backward pass
+    (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
+    step raises ExecutionError.
     """
     with deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
@@ -66,20 +73,20 @@ def record_step(
             execution="shapes",
             device=device,
             assume=assume,
-            weigh=weigh,
+            estimate_cost=estimate_cost,
             inputs=(args, kwargs),
             code=(loss,),
         )
         session.start()
-        session.pause()  # some optimizers make their state when they are made, which no step does
+        session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False
         try:
-            checkpoints = _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {}))
+            checkpoints = _checkpoints(_checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
             context = copy_context()
             context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
             complete = True
         except Exception as error:
-            line = session.why_not(error)
+            line = session.describe_failure(error)
             if is_interrupt(error) or not is_data_dependent(error):
                 raise
             what = "count a real step with fvflops.record"
@@ -89,10 +96,10 @@ def record_step(
         finally:
             session.stop(complete=complete)
             kept = session.release()
-            if kept and complete:  # else the frames of what was raised keep some
+            if kept and complete:  # after an error, its frames keep some
                 _LOGGER.warning("%s", printable(kept))
         trace = session.trace()
-        del session  # what a signal raises in a finalizer is lost
+        del session  # exceptions of signal handlers inside a finalizer are lost
         return replace(trace, about={**trace.about, "inputs": given})
 
 
@@ -105,17 +112,17 @@ def _make_step(
     checkpoints: AbstractContextManager[None],
     micro_batches: int,
 ) -> None:
-    """Make a step; a function of its own lets go of its tensors while signals are held back."""
-    for _, module in named_places(model):  # model.parameters() leaves out those of equal modules
+    """Run a step; in a function, so that its tensors are freed while signals are deferred."""
+    for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameter.grad = None
-    made = [_make(item, model) for item in optimizers]
+    made = [_make_optimizer(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
-            # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+            # As in a program's loop, both stay alive until reassigned: during the backward pass and the step.
             result = model(*args, **kwargs)
             scalar = _loss_of(result, loss)
             scalar.backward()
@@ -136,8 +143,8 @@ def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
     return found
 
 
-def _make(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
-    """Return the optimizer that is given or made; one that runs the model itself, by a closure, raises ValueError."""
+def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
+    """Return the optimizer, given or created; one that needs a closure raises ValueError."""
     made: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
     if not isinstance(made, Optimizer):
         raise TypeError(f"optimizer= is to make a torch.optim.Optimizer of parameters, and {maker!r} made {made!r:.60}")
@@ -149,9 +156,9 @@ def _make(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
     return made
 
 
-def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
-    """Return the modules whose calls are checkpointed; a name or a class that is not in the model raises ValueError."""
-    named = dict(named_places(model))
+def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
+    """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
+    named = dict(module_paths(model))
     if callable(checkpointed):
         chosen = [module for name, module in named.items() if checkpointed(name, module)]
         return list(ByIdentity((module, None) for module in chosen))
@@ -171,14 +178,14 @@ def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
 
 @contextmanager
 def _checkpoints(modules: Sequence[nn.Module], options: dict[str, Any]) -> Iterator[None]:
-    """Let the calls of modules be checkpointed as long as the context lasts."""
+    """Checkpoint the calls of modules while the context lasts."""
     options.setdefault("use_reentrant", False)
     with ExitStack() as stack:
         for module in modules:
-            own = module.__dict__.get("forward")
-            if own is None:
+            override = module.__dict__.get("forward")
+            if override is None:
                 stack.callback(module.__dict__.pop, "forward", None)
             else:
-                stack.callback(module.__dict__.__setitem__, "forward", own)
+                stack.callback(module.__dict__.__setitem__, "forward", override)
             module.__dict__["forward"] = partial(checkpoint, module.forward, **options)
         yield

@@ -36,7 +36,7 @@ def count_macs(function, *inputs, execution="shapes", backward=False):
         execution=execution,
         loss=sum_all if backward else None,
         stops_at=TABLE.stops_at,
-        weigh=lambda signature: TABLE.price(signature).macs,
+        estimate_cost=lambda signature: TABLE.price(signature).macs,
     )
     macs: Counter[str] = Counter()
     for (index, _, phase), calls in trace.calls.items():
@@ -137,7 +137,7 @@ def test_what_the_other_branch_did_leaves_no_event():
     def model(x):
         return torch.cond(x.sum() > 0, lambda x: (x @ WEIGHT).relu(), lambda x: x @ WEIGHT @ WEIGHT, (x,))
 
-    trace = record_call(model, (X,), execution="shapes", weigh=lambda signature: TABLE.price(signature).macs)
+    trace = record_call(model, (X,), execution="shapes", estimate_cost=lambda signature: TABLE.price(signature).macs)
     ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
     assert "aten::relu" not in ops and sum("mm" in op for op in ops) == 2
     made = {index for event in trace.events if event.kind == "op" for index in event.writes}

@@ -1,4 +1,4 @@
-"""The assumptions of a run: the sizes and values that a caller gives to ops whose result depends on numbers."""
+"""Assumptions about data-dependent ops: sizes and values that a caller gives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fvflops.trace.signature import packet_of
 
 ITEM = "aten::_local_scalar_dense"
 
-_OF_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # what torch makes of that op
+_OF_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # composite ops that call it
 _TRUTHS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
 
 
 def check_assumptions(assume: Mapping[str, Any]) -> None:
-    """Raise ValueError where a name is no op whose result can be assumed, or what is given for it cannot be.
+    """Raise ValueError for a name whose result cannot be assumed, or an invalid size or value.
 
     >>> check_assumptions({"aten::nonzer": 3})
     Traceback (most recent call last):
@@ -55,12 +55,12 @@ def _problem_with(name: Any, given: Any) -> str:
 
 
 def can_be_assumed(name: str) -> bool:
-    """Return whether a size or a value can be given for an op."""
+    """Return whether a size or value can be assumed for an op."""
     return selection_of(name) in SIZED or packet_of(name) in VALUES
 
 
 def given_for(name: str, assume: Mapping[str, Any]) -> Any:
-    """Return what is given for an op: under its own name, its name without the overload, or that of `.item()`.
+    """Return the assumption for an op: under its full name, without the overload, or under that of `.item()`.
 
     >>> given_for("aten::index.Tensor", {"aten::index": 5}), given_for("aten::item", {ITEM: 7})
     (5, 7)
@@ -73,7 +73,7 @@ def given_for(name: str, assume: Mapping[str, Any]) -> Any:
 
 
 def read_value(packet: str, given: Any, *args: Any, **_: Any) -> bool | int | float | complex:
-    """Return a value that is given as the op would: by the tensor's dtype, or as a truth.
+    """Return an assumed value in the type of the op's result: by the tensor's dtype, or a bool.
 
     >>> read_value(ITEM, 3, torch.empty((), device="meta"))
     3.0

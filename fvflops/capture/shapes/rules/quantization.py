@@ -1,4 +1,4 @@
-"""The rules of quantised tensors: there are none, and torch's own would give plain numbers without saying so."""
+"""Rejection of quantized tensors: torch's shape rules would silently return plain ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape rules of a run: what stands for torch's own, and what is assumed where a result depends on numbers."""
+"""The shape rules of a run: replacements of torch's, and assumed sizes of data-dependent results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fvflops.capture.shapes.rules import (
 
 Rule = Callable[..., Any]
 
-# Each is called as the op is, with tensors on the meta device, and returns what the op would.
+# Each has the op's signature, takes tensors on the meta device, and returns the op's result.
 RULES: dict[str, Rule] = {
     **attention.RULES,
     **convolutions.RULES,
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     **sequences.RULES,
 }
 
-# Where torch's rule is right for CUDA, and the CPU's kernel differs.
+# Rules for the CPU, where torch's rule is right for CUDA only.
 CPU_RULES: dict[str, Rule] = {
     **embedding_bag.CPU_RULES,
     **convolutions.CPU_RULES,
@@ -64,12 +64,11 @@ CPU_RULES: dict[str, Rule] = {
 
 
 class ShapeRules:
-    """What a shape run does where torch's own shape rule does not serve.
+    """Rules that replace or complement torch's shape rules.
 
-    `assume` gives sizes, or values, to ops whose result depends on numbers, by op name; a mistake in it raises
-    ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
-    `bounds` are the ops for which a bound was taken, `supposed` what others were taken to do for want of a number.
-
+    `assume` gives sizes, or values, for data-dependent ops by op name; invalid entries raise ValueError. `exact`
+    excludes rules that give an upper bound only; `device` is the device whose kernels are imitated. `bounds` are the
+    ops for which an upper bound was used, `supposed` the assumptions about other data-dependent ops.
     >>> rows = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
     >>> rows(torch.empty(3, 5, device="meta")).shape
     torch.Size([8, 2])
@@ -86,11 +85,11 @@ class ShapeRules:
         self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
     def replacement_for(self, name: str) -> Rule | None:
-        """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
+        """Return the rule that replaces torch's, with the op's signature, for tensors on the meta device."""
         return self._rules.get(name)
 
     def assumed_size(self, name: str) -> Rule | None:
-        """Return the rule of an op whose size or value was given or can be bounded, or None."""
+        """Return the rule of an op whose size or value is assumed or bounded, or None."""
         packet = data_dependent.selection_of(name)
         given = given_for(name, self.assume)
         if packet in data_dependent.VALUES:
@@ -105,11 +104,11 @@ class ShapeRules:
         return None
 
     def is_data_dependent(self, name: str) -> bool:
-        """Return whether the op's result, or its size, depends on the numbers in its arguments."""
+        """Return whether the op's result, or its size, depends on its arguments' values."""
         return name in data_dependent.NEED_VALUES or data_dependent.selection_of(name) in data_dependent.NEED_VALUES
 
     def can_assume(self, name: str) -> bool:
-        """Return whether `assume` takes the op."""
+        """Return whether `assume` accepts the op."""
         return can_be_assumed(name)
 
     def _bounded(self, name: str, build: Rule, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +117,7 @@ class ShapeRules:
         return result
 
     def about(self) -> dict[str, str]:
-        """Return what a Trace tells of what was taken for granted."""
+        """Return the bounds and assumptions for the Trace's metadata."""
         about = {}
         if self.bounds:
             about["bounds"] = ", ".join(sorted(self.bounds))
