@@ -118,27 +118,28 @@ _MODULES = "attribution to modules; counts by operator still work"
 _BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
 _NODES = "phases and modules of backward ops"
 _FORWARD = "counts of a forward pass by FlopCountAnalysis; fvflops.record still works"
-_RECOMPUTE = "recomputation phase of activation checkpointing; its ops count as backward"
+_RECOMPUTE = "recompute phase of activation checkpointing; its ops count as backward"
 _FUNCTIONS = "attribution to autograd.Function; counts by operator still work"
 _CONTROL = "counting inside cond, while_loop, scan and flex_attention"
+_FOREACH = "foreach optimizer steps in shape execution"
 _TRITON = "counting of Triton kernels that torch.compile's wrapper launches"
-_FSDP = "restoring of FSDP2's state after a run"
-_REPLICATE = "restoring of replicate's state after a run"
+_FSDP = "restoration of FSDP2's state after a run"
+_REPLICATE = "restoration of replicate's state after a run"
 _DDP = "shape execution of DistributedDataParallel"
 _PROFILER = "kernel profile"
 _PLAN = "plan of distributed ranks"
 _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
-_RESTORED = "restoring of torch's state after a run"
-_SETTINGS = "restoring of this setting after a run"
+_RESTORED = "restoration of torch's state after a run"
+_SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
-_COMPOSITE = "telling which ops torch decomposes"
+_COMPOSITE = "detection of composite ops"
 _CUDA_SHAPES = "shape execution as on CUDA"
 _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
-_OVERHEAD = "profiling overhead"
+_OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
 
 INTERNALS: Mapping[str, Internal] = {
@@ -152,12 +153,12 @@ INTERNALS: Mapping[str, Internal] = {
     "CheckpointBackward": Internal("torch.utils.checkpoint", "CheckpointFunction._backward_cls", _RECOMPUTE),
     "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS, fallback=lambda: 0),
     "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES),
-    "grad_switch": Internal("torch._C", "_set_grad_enabled", "notice of a model that needs gradients", "target"),
-    "TensorBase": Internal("torch._C", "TensorBase", "notice of a model that needs gradients"),
+    "grad_switch": Internal("torch._C", "_set_grad_enabled", "detection of models that use autograd", "target"),
+    "TensorBase": Internal("torch._C", "TensorBase", "detection of models that use autograd"),
     "StorageBase": Internal("torch._C", "StorageBase", _UNSEEN),
     # Optimizers
-    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", "foreach steps by shapes"),
-    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", "foreach steps by shapes"),
+    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", _FOREACH),
+    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", _FOREACH),
     # Ops and their dispatch
     "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
     "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _MODES),
@@ -196,7 +197,7 @@ INTERNALS: Mapping[str, Internal] = {
         "torch._higher_order_ops.utils", "_hop_compile_and_call", _CONTROL, "target", optional=True
     ),
     "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
-    "loaded_compiler": Internal("torch._dynamo", "", "notice of compiled code", "loaded"),
+    "loaded_compiler": Internal("torch._dynamo", "", "detection of compiled code", "loaded"),
     # torch.func
     "is_functorch_wrapped": Internal("torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH),
     "is_batched": Internal("torch._C", "_functorch.is_batchedtensor", _FUNCTORCH),
@@ -277,7 +278,7 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch.nn", "Module._compiled_call_impl", "counting of modules that compile() was called on"),
     Internal("torch.nn", "RNNBase._flat_weights", "shape execution of recurrent networks"),
     Internal("torch.nn", "RNNBase._flat_weight_refs", "shape execution of recurrent networks"),
-    Internal("torch", "Tensor._version", "notice of changed contents"),
+    Internal("torch", "Tensor._version", "detection of changed contents"),
     Internal("torch", "Tensor._values", "counting of sparse tensors"),
     Internal("torch", "Tensor._is_view", _RESTORED),
     Internal("torch", "Tensor._backward_hooks", _RESTORED),

@@ -109,7 +109,7 @@ def record_call(
     if execution not in EXECUTIONS:
         raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
     if measure and execution != "real":
-        raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
+        raise ValueError(f"measure={measure!r} requires execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
     with deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
@@ -128,17 +128,17 @@ def record_call(
                 shapes, failure = _run_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
                 if shapes.info.assumed:
-                    _LOGGER.warning("supposed, for want of a number: %s", printable(shapes.info.assumed))
+                    _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
                 return shapes
         try:
             trace = _run_real(request, stack, once=once)
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
-            _LOGGER.warning("%s, and the model cannot be run for real", printable(failure))
+            _LOGGER.warning("%s; real execution failed too", printable(failure))
             return shapes
         if failure:
-            _LOGGER.warning("%s; the model was run for real", printable(failure))
+            _LOGGER.warning("%s; used real execution instead", printable(failure))
         return trace
 
 
@@ -249,7 +249,7 @@ def _run_shapes(
 def _remedy(on_meta: bool, op: str) -> str:
     """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
     what = "pass real weights" if on_meta else 'use execution="auto"'
-    return f"{what}, or give the op a size: assume={{{op!r}: ...}}" if op else what
+    return f"{what}, or assume its output size: assume={{{op!r}: ...}}" if op else what
 
 
 def _in_vocabulary(
@@ -276,8 +276,8 @@ def _in_vocabulary(
         return trace
     if once:
         raise ExecutionError(
-            f"the model uses autograd ({below.autograd.first_use}), for which it is run a second time, "
-            "and an argument can be read only once: pass a list instead of the iterator"
+            f"the model uses autograd ({below.autograd.first_use}) and has to run twice, "
+            "but an argument is an iterator, which can be read only once: pass a list"
         )
     again = execute(attempt("core", detect=False))
     if failed or any(phase != "forward" for _, _, phase in again.calls):
@@ -329,7 +329,7 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
     asked = torch.device(device)
     if asked.type == "meta":
-        raise ValueError("a shape run answers for a device that computes, such as 'cpu' or 'cuda', not for 'meta'")
+        raise ValueError("shape execution needs a device that computes, such as 'cpu' or 'cuda', not 'meta'")
     return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
 
 

@@ -71,11 +71,11 @@ class Session:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
-            raise TypeError(f"record takes a torch.nn.Module, or nothing, not {type(model).__name__}: {model!r:.60}")
+            raise TypeError(f"record takes a torch.nn.Module or None, not {type(model).__name__}: {model!r:.60}")
         if measure and execution != "real":
-            raise ValueError(f"measure={measure!r} is for a real run: by shapes nothing is computed")
+            raise ValueError(f"measure={measure!r} requires execution='real': shape execution computes nothing")
         if execution == "real" and (device is not None or assume is not None):
-            raise ValueError('device= and assume= are for a run by shapes: give execution="shapes" too')
+            raise ValueError('device= and assume= require execution="shapes"')
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -107,7 +107,7 @@ class Session:
     def start(self) -> None:
         """Start recording; a session can be started once."""
         if self._recorder is not None:
-            raise RuntimeError("a recording was begun a second time: make another")
+            raise RuntimeError("a recording can be started only once: create another")
         limit = _EVENTS if self._execution == "real" and not self._measure else None
         probe = Probe(self._measure, next(iter(self._model_index.devices), None)) if self._measure else None
         recorder = self._recorder = Recorder(self._stops_at, estimate_cost=self._weigh, limit=limit, probe=probe)
@@ -130,8 +130,8 @@ class Session:
         model_index = self._model_index
         if find_fake_mode(model_index.tensors) is not None:
             raise ExecutionError(
-                "a model of FakeTensors, or in a FakeTensorMode, has no training step by shapes: build it on the meta "
-                'device, with torch.device("meta"), and count that outside the mode'
+                "a model of FakeTensors, or in a FakeTensorMode, has no training step in shape execution: build it on "
+                'the meta device, with torch.device("meta"), and count that outside the mode'
             )
         devices = list(model_index.devices)
         device = choose_device(self._device, devices)
@@ -191,7 +191,7 @@ class Session:
             if recorder.failure is not None and complete:
                 self._complete = False
                 error = recorder.failure[2]
-                raise ExecutionError(f"{recorder.describe_failure(error)}: record for real") from error
+                raise ExecutionError(f"{recorder.describe_failure(error)}: use execution='real'") from error
 
     def abandon(self) -> None:
         """Close an unfinished recording, from any thread; contexts of the starting thread may stay open."""
@@ -218,15 +218,15 @@ class Session:
             return
         op, _, cause = self._recorder.failure
         if cause is error:
-            what = 'record for real (execution="real")'
+            what = 'use execution="real"'
             if self._rules.can_assume(op):
-                what += f", or give the op a size or a value: assume={{{op!r}: ...}}"
+                what += f", or assume its output size or value: assume={{{op!r}: ...}}"
             error.args = (f"{self._recorder.describe_failure(cause)}: {what}", *error.args[1:])
 
     def check_thread(self) -> None:
         """Raise RuntimeError outside the thread that started the recording."""
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a recording ends in the thread in which it was begun")
+            raise RuntimeError("a recording must be stopped in the thread that started it")
 
     @property
     def length(self) -> int:
@@ -257,7 +257,7 @@ class Session:
     def trace(self) -> Trace:
         """Return what was recorded; during the recording, the Trace so far, marked incomplete."""
         if self._recorder is None:
-            raise RuntimeError("nothing is recorded yet")
+            raise RuntimeError("nothing has been recorded yet")
         about = {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
@@ -273,5 +273,5 @@ class Session:
 
     def _running(self) -> Recorder:
         if self._recorder is None or not self._recorder.recording:
-            raise RuntimeError("no recording goes on")
+            raise RuntimeError("no recording is running")
         return self._recorder

@@ -91,7 +91,7 @@ def record_step(
                 raise
             what = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
-                what += f", or give the op a size or a value: assume={{{session.failure[0]!r}: ...}}"
+                what += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
             raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
@@ -138,8 +138,8 @@ def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
         found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        whose = "the result has no loss of its own, but is" if loss is None else "loss= returned"
-        raise ValueError(f"{whose} {what}: give loss=, a function of the result that returns a scalar tensor")
+        whose = "the result has no loss, but is" if loss is None else "loss= returned"
+        raise ValueError(f"{whose} {what}: pass loss=, a function from the result to a scalar tensor")
     return found
 
 
@@ -147,11 +147,13 @@ def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
     """Return the optimizer, given or created; one that needs a closure raises ValueError."""
     made: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
     if not isinstance(made, Optimizer):
-        raise TypeError(f"optimizer= is to make a torch.optim.Optimizer of parameters, and {maker!r} made {made!r:.60}")
+        raise TypeError(
+            f"optimizer= must create a torch.optim.Optimizer from parameters, but {maker!r} returned {made!r:.60}"
+        )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"{type(made).__name__} steps by a closure, as often as its numbers ask: record it with fvflops.record"
+            f"{type(made).__name__}.step needs a closure, whose number of calls is data-dependent: use fvflops.record"
         )
     return made
 
@@ -163,7 +165,7 @@ def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[
         chosen = [module for name, module in named.items() if checkpointed(name, module)]
         return list(ByIdentity((module, None) for module in chosen))
     if isinstance(checkpointed, str):
-        raise ValueError(f"checkpoint={checkpointed!r} is one text: give a list of modules' names or classes")
+        raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
     chosen = []
     for item in checkpointed:
         if isinstance(item, str):
@@ -171,7 +173,7 @@ def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[
         else:
             found = [module for module in named.values() if isinstance(module, item)]
         if not found:
-            raise ValueError(f"checkpoint={item!r} is no module of the model, nor a class of one")
+            raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
         chosen += found
     return list(ByIdentity((module, None) for module in chosen))
 

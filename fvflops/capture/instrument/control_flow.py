@@ -128,7 +128,7 @@ def _cond(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence
     truth = flow.truth_of(pred)
     if truth is not None:
         return (true_fn if truth else false_fn)(*operands)
-    flow.mode.assume_outcome(flow.name, "its larger branch", bound=True)
+    flow.mode.assume_outcome(flow.name, "the costlier branch", bound=True)
     return flow.recorder.keep_costliest_branch([partial(true_fn, *operands), partial(false_fn, *operands)])
 
 
@@ -139,7 +139,7 @@ def _while_loop(
     values, result = list(carried), None
     while (truth := flow.truth_of(cond_fn(*values, *additional))) is not False:
         if truth is None:
-            what = "one turn of its body" if result is None else "the turns of its body that are known"
+            what = "one iteration" if result is None else "the iterations that are known"
             flow.mode.assume_outcome(flow.name, what, bound=False)
             if result is not None:
                 break

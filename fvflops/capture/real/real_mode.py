@@ -148,7 +148,7 @@ class RecordingMode(SubclassAwareMode):
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Raise RuntimeError: in real execution nothing is assumed."""
-        raise RuntimeError(f"{op} was to be taken for {what} in a run that has numbers")
+        raise RuntimeError(f"{op} was assumed to be {what} in real execution")
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
         """Record a launch of a kernel, which may write to all of its tensors, and run it."""

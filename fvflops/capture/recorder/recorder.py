@@ -296,8 +296,8 @@ class Recorder(ThreadState):
         """Return in one line which op shape execution cannot run, in which module."""
         if self.failure is not None:
             op, module, cause = self.failure
-            return f"{op or 'a tensor'} in module {module!r} cannot be run by shapes ({_first_line(cause)})"
-        return f"module {self.where(error)!r} cannot be run by shapes ({_first_line(error)})"
+            return f"{op or 'a tensor'} in module {module!r} cannot be run in shape execution ({_first_line(cause)})"
+        return f"module {self.where(error)!r} cannot be run in shape execution ({_first_line(error)})"
 
     def where(self, error: BaseException | None = None) -> str:
         """Return the name of the module that raised an error, or of the one that runs now."""

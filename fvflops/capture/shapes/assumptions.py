@@ -42,16 +42,12 @@ def _problem_with(name: Any, given: Any) -> str:
     if packet not in SIZED:
         names = sorted({*SIZED, *VALUES})
         hint = suggest(str(name), names, lead="; ") or "."
-        return f"{name!r} is no op whose result can be assumed{hint} Those that can: {', '.join(names)}"
+        return f"{name!r} is not an op whose result can be assumed{hint} Those that can: {', '.join(names)}"
     if isinstance(given, Integral) and not isinstance(given, bool):
         return "" if int(given) >= 0 else "a size is not negative"
     if isinstance(given, Real) and not isinstance(given, bool):
-        return (
-            ""
-            if 0 <= float(given) <= 1
-            else "a share lies between 0.0 and 1.0; write a number of results as a whole number"
-        )
-    return "give a whole number of results, or a share between 0.0 and 1.0 of the elements examined"
+        return "" if 0 <= float(given) <= 1 else "a fraction is between 0.0 and 1.0; give a number of results as an int"
+    return "give a number of results (int), or a fraction of the elements examined, 0.0 to 1.0"
 
 
 def can_be_assumed(name: str) -> bool:

@@ -70,7 +70,7 @@ class ConcreteTensors:
         if registered is not None:
             return registered
         if tensor.layout is not torch.strided or tensor.is_nested:
-            error = NotImplementedError(f"a tensor of layout {tensor.layout} has no shape rules here")
+            error = NotImplementedError(f"shape execution does not support tensors of layout {tensor.layout}")
             self._recorder.fail("", error)
             raise error
         real = metadata_of(tensor)

@@ -44,8 +44,8 @@ def reducers_restored() -> Iterator[None]:
         def agree(group: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread and group.size() > 1:
                 raise ValueError(
-                    "a DistributedDataParallel is made by all ranks together, which replicate(model) does in the first "
-                    "forward pass: make one before"
+                    "all ranks have to create a DistributedDataParallel together, which replicate(model) does in the "
+                    "first forward pass: run one before"
                 )
             return original(group, *args, **kwargs)
 
@@ -98,8 +98,8 @@ def _iterations(wrapper: DistributedDataParallel) -> int:
     iterations = int(wrapper._get_ddp_logging_data().get("iteration", 0))
     if not iterations and wrapper.static_graph and wrapper.process_group.size() > 1:
         raise ValueError(
-            "a DistributedDataParallel with static_graph=True learns from its first step, which is to be one of all "
-            "ranks: make one before, or count the model in it (model.module)"
+            "a DistributedDataParallel with static_graph=True records its graph in the first step, which all ranks "
+            "have to run: run one before, or count the wrapped model (model.module)"
         )
     return iterations
 

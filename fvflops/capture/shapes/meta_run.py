@@ -155,4 +155,4 @@ class OutputInference:
 def _require_strided(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise NotImplementedError(f"its result is a {layout} tensor, of which there are none in shape execution")
+        raise NotImplementedError(f"its result is a {layout} tensor, which shape execution does not support")

@@ -21,13 +21,13 @@ class DataDependentError(RuntimeError):
     """A value of a tensor was needed that shape execution does not have."""
 
     @classmethod
-    def of_op(cls, op: str, what: str = "numbers") -> DataDependentError:
+    def of_op(cls, op: str, what: str = "values") -> DataDependentError:
         """Return the error of a data-dependent op.
 
         >>> str(DataDependentError.of_op("aten::bincount"))
-        'aten::bincount needs numbers, and this run has only shapes'
+        'aten::bincount is data-dependent: it needs values, which shape execution does not have'
         """
-        return cls(f"{op} needs {what}, and this run has only shapes")
+        return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
 class Run(Protocol):
@@ -112,8 +112,8 @@ class ShapeTensor(torch.Tensor):
                 tensor.storage_ref.run.needs_value(str(func))
                 break
         raise DataDependentError(
-            f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
-            'analyse with execution="real" if the model keeps tensors'
+            f"{func}: a shape tensor (no values), left over from shape execution by fvflops; "
+            'use execution="real" if the model keeps tensors'
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

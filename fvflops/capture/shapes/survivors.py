@@ -39,7 +39,7 @@ def release(run: weakref.ref[Any]) -> list[str]:
 
 def describe_survivors(names: list[str]) -> str:
     """Return in one line what refers to shape tensors, "" for nothing."""
-    return f"tensors without numbers are still kept by {', '.join(names)}" if names else ""
+    return f"shape tensors (no values) are still referenced by {', '.join(names)}" if names else ""
 
 
 def _survivors(run: weakref.ref[Any]) -> list[Any]:

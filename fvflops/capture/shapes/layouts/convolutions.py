@@ -19,7 +19,7 @@ class _Probe(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func}: a probe has no numbers")
+        raise NotImplementedError(f"{func}: a probe has no values")
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:

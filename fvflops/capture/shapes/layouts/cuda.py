@@ -21,7 +21,7 @@ def uses_cudnn_for_ctc(
     """Return False, or raise DataDependentError where cuDNN's choice depends on the sequence lengths."""
     fits = blank == 0 and targets.ndim == 1 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
     if fits and torch.backends.cudnn.enabled:
-        raise DataDependentError("aten::_use_cudnn_ctc_loss needs the lengths, and this run has only shapes")
+        raise DataDependentError.of_op("aten::_use_cudnn_ctc_loss", "sequence lengths")
     return False
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
     """Raise NotImplementedError."""
-    raise NotImplementedError(f"{name} has quantised tensors, which have no shape rules here")
+    raise NotImplementedError(f"{name}: shape execution does not support quantised tensors")
 
 
 RULES: dict[str, Callable[..., Any]] = {

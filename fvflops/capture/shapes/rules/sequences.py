@@ -46,7 +46,7 @@ def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def _require_known(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise DataDependentError.of_op(name, "the numbers of its lengths")
+        raise DataDependentError.of_op(name, "sequence lengths")
 
 
 RULES: dict[str, Callable[..., Any]] = {
