@@ -54,7 +54,9 @@ Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
 CostEstimate = Callable[[Signature], int]
 # Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows of the Trace.
-Known = tuple[Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]]
+PreexistingTensors = tuple[
+    Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
+]
 
 EXECUTIONS = ("auto", "shapes", "real")
 
@@ -383,7 +385,7 @@ class _Run:
     def run_shapes(self, device: torch.device, devices: Sequence[torch.device], rules: ShapeRules) -> Trace:
         """Return the Trace in shape execution."""
         with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=shape_run_is_on())
+            mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=in_shape_run())
             self._mode = weakref.ref(mode)
             mode.concrete.register(*self._model_tensors())
             mode.concrete.register(*self._input_tensors())
@@ -391,7 +393,7 @@ class _Run:
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
                 shape_parameters = ShapeParameters(mode)
-                shape_parameters.put_into(self._model_index)
+                shape_parameters.replace_in(self._model_index)
                 args, kwargs = shape_parameters.in_values((args, kwargs))
             try:
                 with (
@@ -458,11 +460,11 @@ class _Run:
                 stack.enter_context(torch.enable_grad())
             yield
 
-    def _model_tensors(self) -> Known:
+    def _model_tensors(self) -> PreexistingTensors:
         model_index = self._model_index
         return model_index.tensors, model_index.metadata, model_index.storages, model_index.rows
 
-    def _input_tensors(self) -> Known:
+    def _input_tensors(self) -> PreexistingTensors:
         tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
         metadata = [metadata_of(tensor) for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]
@@ -518,7 +520,7 @@ class _Run:
         return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
 
 
-def shape_run_is_on() -> bool:
+def in_shape_run() -> bool:
     """Return whether this thread is in shape execution."""
     return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 

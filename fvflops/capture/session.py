@@ -25,7 +25,7 @@ from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_removed, restore_modes
-from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, shape_run_is_on, suspend_outer_recordings
+from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, in_shape_run, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
@@ -85,7 +85,7 @@ class Session:
         self._stops_at = stops_at
         self._device = device
         self._assume = assume
-        self._weigh = estimate_cost
+        self._estimate_cost = estimate_cost
         self._measure = measure
         self._inputs = inputs
         self._code = code
@@ -110,7 +110,9 @@ class Session:
             raise RuntimeError("a recording can be started only once: create another")
         limit = _EVENTS if self._execution == "real" and not self._measure else None
         probe = Probe(self._measure, next(iter(self._model_index.devices), None)) if self._measure else None
-        recorder = self._recorder = Recorder(self._stops_at, estimate_cost=self._weigh, limit=limit, probe=probe)
+        recorder = self._recorder = Recorder(
+            self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
+        )
         recorder.module_of_tensor = self._model_index.module_of_tensor()
         self._thread = threading.get_ident()
         with deferred(), ExitStack() as stack:
@@ -147,13 +149,13 @@ class Session:
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
         stack.enter_context(reducers_restored())
-        mode = ShapeMode(recorder, undo_log, device, devices, self._rules, nested=shape_run_is_on())
+        mode = ShapeMode(recorder, undo_log, device, devices, self._rules, nested=in_shape_run())
         self._mode = weakref.ref(mode)
         stack.callback(mode.close)
         recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False)
         mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
         self._shape_parameters = ShapeParameters(mode)
-        self._shape_parameters.put_into(model_index)
+        self._shape_parameters.replace_in(model_index)
         states = OptimizerStates(mode, self._shape_parameters)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))

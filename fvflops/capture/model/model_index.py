@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
-from fvflops.capture.unseen.fake_tensors import holds_fakes
+from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
 # The layout of each indexed model, for the model's lifetime.
@@ -54,7 +54,7 @@ class ModelIndex:
         self.is_fake = False
         labels = layout.labels
         if not _are_plainly_strided(self.tensors):
-            self.is_fake = holds_fakes(self.tensors)
+            self.is_fake = contains_fakes(self.tensors)
             whole = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
             self.unstrided = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
             self.tensors = tuple(compress(self.tensors, whole))

@@ -9,7 +9,7 @@ import torch
 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, describe_result, describe_tensor, normalise
-from fvflops.capture.recorder.value_reader import ValueReader, state_values
+from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.trace import Signature, TensorSpec, Value
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -64,8 +64,8 @@ class SignatureCache:
         cached = self._cached.get(schema.name)
         if cached is None:
             cached = self._cached[schema.name] = {}
-        if schema.valued:
-            key.append(self._values.read(schema.valued, args, kwargs))
+        if schema.value_arguments:
+            key.append(self._values.read(schema.value_arguments, args, kwargs))
         call_key = tuple(key)
         found = cached.get(call_key)
         if found is None:
@@ -74,9 +74,9 @@ class SignatureCache:
 
     def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
         inputs = normalise(schema, args, kwargs)
-        if not schema.valued:
+        if not schema.value_arguments:
             return inputs
-        return state_values(inputs, schema.valued, self._values.read(schema.valued, args, kwargs))
+        return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
 
     def index_after(self, schema: OpSchema, noted: NotedCall, result: Any) -> tuple[int, Sequence[int]]:
         """Return the index of a call's signature and the storages of its results, after it ran."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import Stated
+from fvflops.capture.recorder.signature import ExplicitValue
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.torch_internals import disable_dispatch_modes
 
@@ -15,7 +15,7 @@ from fvflops.torch_internals import disable_dispatch_modes
 BLOCK_MASKS = {"flex_attention": 4, "flex_attention_backward": 9}
 
 
-class CountedMask(Stated):
+class CountedMask(ExplicitValue):
     """The mask function of a block mask; in a signature it becomes the number of pairs computed."""
 
     def __init__(self, function: Callable[..., Any], pairs: int) -> None:
@@ -35,7 +35,7 @@ def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[An
     mask = args[position]
     start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]
-    if isinstance(mask[-1], Stated) or not lists or not has_values(lists):
+    if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
         return tuple(args)
     query, key = args[0].shape, args[1].shape
     with deferred(), disable_dispatch_modes():

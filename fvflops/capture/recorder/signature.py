@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fvflops.capture.recorder.value_reader import Valued, find_valued
+from fvflops.capture.recorder.value_reader import ValueArgument, find_value_arguments
 from fvflops.capture.shapes.metadata import dense_spec, dtype_name
 from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_kernel_for_key
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
@@ -44,7 +44,7 @@ class OpSchema:
     """What is known of an op overload: argument names, defaults, mutated arguments.
 
     `composite`: torch can decompose it. `written`: positions of the arguments it mutates. `group`: position of the
-    argument that names a process group. `is_view`: it returns views of its arguments. `valued`: arguments whose
+    argument that names a process group. `is_view`: it returns views of its arguments. `value_arguments`: those whose
     values its cost depends on.
     """
 
@@ -57,14 +57,14 @@ class OpSchema:
     text: str
     group: int | None = None
     is_view: bool = False
-    valued: tuple[Valued, ...] = ()
+    value_arguments: tuple[ValueArgument, ...] = ()
 
 
-class Stated:
+class ExplicitValue:
     """An op argument with an explicit value for its signature."""
 
-    def __init__(self, stated: Value) -> None:
-        self.stated = stated
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
 
 @cache
@@ -103,7 +103,7 @@ def describe_op(op: Any) -> OpSchema:
         text=str(schema),
         group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
         is_view=op.is_view,
-        valued=find_valued(op.name(), names),
+        value_arguments=find_value_arguments(op.name(), names),
     )
 
 
@@ -162,7 +162,7 @@ def describe(value: Any) -> Value:
             return _sign_group(torch.distributed.ProcessGroup.unbox(value))
     if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
         return _sign_group(value)
-    return value.stated if isinstance(value, Stated) else Symbol("object", type(value).__qualname__)
+    return value.value if isinstance(value, ExplicitValue) else Symbol("object", type(value).__qualname__)
 
 
 def describe_group(value: Value) -> Value:

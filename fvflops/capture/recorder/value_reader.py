@@ -29,7 +29,7 @@ Values = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
+class ValueArgument:
     """An argument whose values an op's cost depends on: position, name, and whether it is a mask."""
 
     position: int
@@ -37,24 +37,26 @@ class Valued:
     is_mask: bool
 
 
-def find_valued(op: str, names: Sequence[str]) -> tuple[Valued, ...]:
+def find_value_arguments(op: str, names: Sequence[str]) -> tuple[ValueArgument, ...]:
     """Return the arguments of an op whose values its cost depends on, by name; most ops have none."""
     attends = "attention" in op or "attn" in op or "scaled_dot_product" in op
     return tuple(
-        Valued(position, name, name in _MASKS)
+        ValueArgument(position, name, name in _MASKS)
         for position, name in enumerate(names)
         if name in _LENGTHS or (attends and name in _MASKS)
     )
 
 
-def state_values(inputs: tuple[Value, ...], valued: Sequence[Valued], values: Values) -> tuple[Value, ...]:
+def add_values(
+    inputs: tuple[Value, ...], value_arguments: Sequence[ValueArgument], values: Values
+) -> tuple[Value, ...]:
     """Return the inputs of a signature with known values added to the specs of their tensors."""
-    stated = list(inputs)
-    for argument, numbers in zip(valued, values, strict=True):
-        spec = stated[argument.position]
-        if numbers is not None and isinstance(spec, TensorSpec):
-            stated[argument.position] = replace(spec, values=numbers)
-    return tuple(stated)
+    inputs_with_values = list(inputs)
+    for argument, known in zip(value_arguments, values, strict=True):
+        spec = inputs_with_values[argument.position]
+        if known is not None and isinstance(spec, TensorSpec):
+            inputs_with_values[argument.position] = replace(spec, values=known)
+    return tuple(inputs_with_values)
 
 
 class ValueReader:
@@ -67,14 +69,14 @@ class ValueReader:
         self._has_values = has_values
         self._masks: dict[tuple[Any, ...], tuple[ReferenceType[Any], int]] = {}
 
-    def read(self, valued: Sequence[Valued], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+    def read(self, value_arguments: Sequence[ValueArgument], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """Return the values of an op's value-dependent arguments; a mask's is its number of pairs."""
         return tuple(
             self._read(
                 args[argument.position] if argument.position < len(args) else kwargs.get(argument.name),
                 is_mask=argument.is_mask,
             )
-            for argument in valued
+            for argument in value_arguments
         )
 
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:

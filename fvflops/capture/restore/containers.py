@@ -13,8 +13,8 @@ import torch
 
 from fvflops.capture.restore.contents import (
     GENERATORS,
+    IMMUTABLE,
     PLAIN,
-    UNCHANGING,
     UNSHARED,
     Iterators,
     Restore,
@@ -84,7 +84,7 @@ class ContainerSnapshot:
             if cls in PLAIN or id(item) in self._visited:
                 continue
             self._visited.add(id(item))
-            if cls in UNCHANGING:
+            if cls in IMMUTABLE:
                 continue
             self._kept.append(item)
             if issubclass(cls, torch.Tensor):

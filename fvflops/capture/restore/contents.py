@@ -25,7 +25,7 @@ import torch
 # Immutable types.
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 # Types whose objects need no visit, nor what these refer to.
-UNCHANGING = frozenset(
+IMMUTABLE = frozenset(
     {
         *(type(str.join), type(int.__add__), type(int.real), type(vars(type)["__mro__"]), types.UnionType, property),
         *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),

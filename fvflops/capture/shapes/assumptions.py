@@ -16,7 +16,7 @@ from fvflops.trace.signature import packet_of
 ITEM = "aten::_local_scalar_dense"
 
 _OF_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # composite ops that call it
-_TRUTHS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
+_BOOLEANS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
 
 
 def check_assumptions(assume: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def check_assumptions(assume: Mapping[str, Any]) -> None:
 def _problem_with(name: Any, given: Any) -> str:
     packet = selection_of(name) if isinstance(name, str) else ""
     if packet in VALUES:
-        if packet in _TRUTHS:
+        if packet in _BOOLEANS:
             return "" if given in (True, False) else "the op's result is True or False"
         return "" if isinstance(given, Number) else "the op's result is a number, True or False"
     if packet not in SIZED:
@@ -55,10 +55,10 @@ def can_be_assumed(name: str) -> bool:
     return selection_of(name) in SIZED or packet_of(name) in VALUES
 
 
-def given_for(name: str, assume: Mapping[str, Any]) -> Any:
+def assumption_for(name: str, assume: Mapping[str, Any]) -> Any:
     """Return the assumption for an op: under its full name, without the overload, or under that of `.item()`.
 
-    >>> given_for("aten::index.Tensor", {"aten::index": 5}), given_for("aten::item", {ITEM: 7})
+    >>> assumption_for("aten::index.Tensor", {"aten::index": 5}), assumption_for("aten::item", {ITEM: 7})
     (5, 7)
     """
     packet = packet_of(name)
@@ -75,7 +75,7 @@ def read_value(packet: str, given: Any, *args: Any, **_: Any) -> bool | int | fl
     3.0
     """
     dtype = args[0].dtype
-    if packet in _TRUTHS or dtype is torch.bool:
+    if packet in _BOOLEANS or dtype is torch.bool:
         return bool(given)
     if dtype.is_complex:
         return complex(given)

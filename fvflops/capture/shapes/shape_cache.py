@@ -165,7 +165,7 @@ class OpCache:
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
         self.expansions: dict[tuple[Settings, StopsAt], dict[tuple[Any, ...], CachedResult]] = {}
-        self.has_extra_key = self.schema.group is not None or bool(self.schema.valued)
+        self.has_extra_key = self.schema.group is not None or bool(self.schema.value_arguments)
         self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
         arguments = getattr(getattr(func, "_schema", None), "arguments", None)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import describe, describe_result, normalise
-from fvflops.capture.recorder.value_reader import ValueReader, state_values
+from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
@@ -83,8 +83,8 @@ class OpInference:
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
         results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
         inputs = normalise(schema, plain_args, plain_kwargs)
-        if schema.valued:
-            inputs = state_values(inputs, schema.valued, self.values.read(schema.valued, args, kwargs))
+        if schema.value_arguments:
+            inputs = add_values(inputs, schema.value_arguments, self.values.read(schema.value_arguments, args, kwargs))
         return intern_signature(
             Signature(
                 schema.name,

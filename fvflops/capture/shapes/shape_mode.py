@@ -130,7 +130,7 @@ class ShapeMode(SubclassAwareMode):
         """
         if self._rules.exact and not bound:
             raise self.needs_value(op)
-        self._rules.supposed[op] = what
+        self._rules.assumed[op] = what
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
         """Record a launch of a kernel, which may write to all of its tensors, without running it."""
@@ -251,8 +251,8 @@ class ShapeMode(SubclassAwareMode):
         more: list[Any] = []
         if schema.group is not None:
             more += [describe_group(value) for value in key if type(value) is str]  # names of groups may be reused
-        if schema.valued:
-            more.append(self._inference.values.read(schema.valued, args, kwargs))
+        if schema.value_arguments:
+            more.append(self._inference.values.read(schema.value_arguments, args, kwargs))
         return more
 
     def _updates_counter(self, op: OpCache, outcome: CachedResult, tensors: Sequence[torch.Tensor]) -> bool:

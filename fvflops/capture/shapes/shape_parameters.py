@@ -44,7 +44,7 @@ class ShapeParameters:
         """Return nested values with their tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
-    def put_into(self, model_index: ModelIndex) -> None:
+    def replace_in(self, model_index: ModelIndex) -> None:
         """Replace a model's parameters and buffers; a snapshot restores them."""
         for module in model_index.names:
             for tensors in (module._parameters, module._buffers):

@@ -72,6 +72,6 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
         mode.allow_non_fake_inputs = before
 
 
-def holds_fakes(values: Any) -> bool:
+def contains_fakes(values: Any) -> bool:
     """Return whether nested values contain FakeTensors."""
     return any(isinstance(tensor, FakeTensor) for tensor in tensors_of(values))

@@ -192,7 +192,7 @@ class UnseenWork:
         """Record what an op call wrote."""
         site = None
         if schema.name in UNINITIALISED:
-            site = None if _is_torchs_own(sys._getframe(1)) else self._site()
+            site = None if _is_called_by_torch(sys._getframe(1)) else self._site()
         elif self._uninitialised and schema.name in _COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
         if schema.name in UNINITIALISED and site is None:
@@ -359,7 +359,7 @@ def _function_name(site: _Site, innermost: Region) -> str:
     return site.source.function or innermost.name or "work"
 
 
-def _is_torchs_own(frame: FrameType | None) -> bool:
+def _is_called_by_torch(frame: FrameType | None) -> bool:
     """Return whether torch's own code made the call: some of its C++ kernels (`_pad_packed_sequence`) write by pointer.
 
     Custom kernels are called through torch.ops and by the backward engine too.

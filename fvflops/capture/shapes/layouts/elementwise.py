@@ -186,7 +186,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
 
 
 # Tagged pointwise, but allocated differently: like `empty_like`, or a clone written in place.
-OTHERWISE = frozenset(
+NOT_ELEMENTWISE = frozenset(
     {"aten::clone", "aten::hardtanh", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::nan_to_num"}
 )
 

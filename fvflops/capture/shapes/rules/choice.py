@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import known_schema
-from fvflops.capture.shapes.layouts.elementwise import OTHERWISE, with_elementwise_strides
+from fvflops.capture.shapes.layouts.elementwise import NOT_ELEMENTWISE, with_elementwise_strides
 from fvflops.capture.shapes.rules.fast_path import with_fast_path
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 
@@ -25,13 +25,13 @@ def choose_rule(func: Any, find: _Find) -> _Rule:
 
 def _by_kind(func: Any, name: str, find: _Find) -> _Rule:
     if known_schema(func).composite:
-        return _look_inside(func, find)
-    if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in OTHERWISE:
+        return _decomposition_rule(func, find)
+    if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in NOT_ELEMENTWISE:
         return with_elementwise_strides(func, func)
     return func
 
 
-def _look_inside(func: Any, find: _Find) -> _Rule:
+def _decomposition_rule(func: Any, find: _Find) -> _Rule:
     """Return a rule that decomposes a composite op and applies the chosen rule to each op inside."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, NoReturn
 
 
-def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+def reject(name: str, *_: Any, **__: Any) -> NoReturn:
     """Raise NotImplementedError."""
     raise NotImplementedError(f"{name}: shape execution does not support quantised tensors")
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    name: partial(refuse, name)
+    name: partial(reject, name)
     for name in (
         "aten::dequantize.self",
         "aten::dequantize.tensors",

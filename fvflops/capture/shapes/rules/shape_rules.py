@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.assumptions import can_be_assumed, check_assumptions, given_for, read_value
+from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, read_value
 from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
 from fvflops.capture.shapes.rules import (
@@ -68,7 +68,8 @@ class ShapeRules:
 
     `assume` gives sizes, or values, for data-dependent ops by op name; invalid entries raise ValueError. `exact`
     excludes rules that give an upper bound only; `device` is the device whose kernels are imitated. `bounds` are the
-    ops for which an upper bound was used, `supposed` the assumptions about other data-dependent ops.
+    ops for which an upper bound was used, `assumed` the assumptions about other data-dependent ops.
+
     >>> rows = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
     >>> rows(torch.empty(3, 5, device="meta")).shape
     torch.Size([8, 2])
@@ -81,7 +82,7 @@ class ShapeRules:
         check_assumptions(self.assume)
         self.exact = exact
         self.bounds: set[str] = set()
-        self.supposed: dict[str, str] = {}
+        self.assumed: dict[str, str] = {}
         self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
     def replacement_for(self, name: str) -> Rule | None:
@@ -91,7 +92,7 @@ class ShapeRules:
     def assumed_size(self, name: str) -> Rule | None:
         """Return the rule of an op whose size or value is assumed or bounded, or None."""
         packet = data_dependent.selection_of(name)
-        given = given_for(name, self.assume)
+        given = assumption_for(name, self.assume)
         if packet in data_dependent.VALUES:
             return None if given is None else partial(read_value, packet, given)
         build = data_dependent.SIZED.get(packet)
@@ -121,6 +122,6 @@ class ShapeRules:
         about = {}
         if self.bounds:
             about["bounds"] = ", ".join(sorted(self.bounds))
-        if self.supposed:
-            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.supposed.items()))
+        if self.assumed:
+            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.assumed.items()))
         return about
