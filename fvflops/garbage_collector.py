@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# One for each pause that is to end with the collector switched on.
+# Pauses at whose end the collector is switched on again.
 _PAUSES: set[object] = set()
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the collector from walking what a burst of work makes, and with it all objects of torch: 50 ms and more."""
+    """Pause the garbage collector: a burst of allocations would trigger it, and it traverses all of torch (50+ ms)."""
     collects = gc.isenabled()
     pause = object()
     try:
@@ -24,11 +24,12 @@ def gc_paused() -> Iterator[None]:
     finally:
         if collects:
             try:
-                # What was made would start a collection at once, a full one where it is due: have the young ones only.
+                # Pending objects would trigger a collection at once, a full one if due: collect the youngest generation
+                # only.
                 if gc.get_count()[0] > gc.get_threshold()[0] > 0:
                     gc.collect(0)
             finally:
-                gc.enable()  # first of all: a signal's handler may raise after any call
+                gc.enable()  # first: a signal handler may raise after any call
                 _PAUSES.discard(pause)
 
 

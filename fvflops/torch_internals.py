@@ -1,15 +1,14 @@
-"""The private names of torch that fvflops uses, each found once and under a public name.
+"""The private names of torch that fvflops uses, each resolved on first use, under a public name.
 
     from fvflops.torch_internals import current_autograd_node
 
-It is a module of the ground floor, and not of `capture`, because formulas, features and commands need such names too,
-and formulas may not import from capture. torch is imported when the first name is asked for, and the module of a name
-(triton's wrapper, the fake process group) when that name is. What imports a name keeps it, so that a hot path looks
-nothing up.
+Not part of `capture`: formulas, features and commands need such names too, and formulas may not import from capture.
+torch is imported with the first name, and a name's own module (triton's wrapper, the fake process group) with that
+name. `from ... import` binds the value, so that hot paths have no lookup.
 
-Where torch has a name no more, its use raises MissingInternal, which says what is lost; what does not use it still
-works. A function that was to be wrapped is left alone, and a name that has a `fallback` is replaced by it, with a
-warning that says the same. A name that is `optional` is None then: older or newer versions of torch do without it.
+If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
+name is then None: some supported versions of torch do not have it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-if TYPE_CHECKING:  # what annotations and base classes need as types
+if TYPE_CHECKING:  # names used as annotations and base classes
     from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._ops import OpOverloadPacket as OpOverloadPacket
@@ -33,19 +32,20 @@ if TYPE_CHECKING:  # what annotations and base classes need as types
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper_subclass  # noqa: F401
 
-    function_apply: tuple[Any, str]  # for mypy, which takes what is unpacked of Any for all arguments
+    function_apply: tuple[Any, str]  # mypy would take an unpacked Any for all arguments
 
 
 class MissingInternal(ImportError):
-    """This version of torch lacks a private name, on which a feature depends."""
+    """This version of torch lacks a private name on which a feature depends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Internal:
-    """A private name of torch: the module, the path in it ("" is the module itself), and what is lost without it.
+    """A private name of torch: its module, the path in it ("" is the module itself), and the feature lost without it.
 
-    `kind` says what is made of it: its `value`, found once; a `target` to wrap, (owner, attribute); a `reader`, a
-    function that returns the value of now; or `loaded`, a function that returns the module if a program imported it.
+    `kind` is the form in which it is provided: `value`, resolved once; `target` to wrap, (owner, attribute); `reader`,
+    a function that returns the current value; `loaded`, a function that returns the module if a program has imported
+    it.
     """
 
     module: str
@@ -61,7 +61,7 @@ class Internal:
         return f"{self.module}.{self.name}" if self.name else self.module
 
     def find(self) -> Any:
-        """Return the value; MissingInternal is raised where this torch has none.
+        """Return the value; raise MissingInternal if this torch has none.
 
         >>> Internal("math", "_no_such_function", lost="sines").find()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -77,7 +77,7 @@ class Internal:
             raise MissingInternal(text) from error
 
     def get(self) -> Any:
-        """Return what the kind makes of the name; where it is missing, what raises MissingInternal when it is used."""
+        """Return the name in its `kind`'s form; if missing, an object that raises MissingInternal on use."""
         if self.kind == "loaded":
             return partial(sys.modules.get, self.module)
         owner, _, attribute = self.name.rpartition(".")
@@ -98,7 +98,7 @@ class Internal:
 
 
 class Missing:
-    """What stands for a name that torch lacks: any use of it raises MissingInternal."""
+    """A placeholder for a missing name: any use raises MissingInternal."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -113,32 +113,33 @@ class Missing:
         self._refuse()
 
 
-_BY_SHAPES = "shape execution; execution='real' still works"
+_SHAPE_EXECUTION = "shape execution; execution='real' still works"
 _MODULES = "attribution to modules; counts by operator still work"
 _BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
 _NODES = "phases and modules of backward ops"
 _FORWARD = "counts of a forward pass by FlopCountAnalysis; fvflops.record still works"
-_RECOMPUTE = "recomputation phase of activation checkpointing; its ops count as backward"
+_RECOMPUTE = "recompute phase of activation checkpointing; its ops count as backward"
 _FUNCTIONS = "attribution to autograd.Function; counts by operator still work"
 _CONTROL = "counting inside cond, while_loop, scan and flex_attention"
+_FOREACH = "foreach optimizer steps in shape execution"
 _TRITON = "counting of Triton kernels that torch.compile's wrapper launches"
-_FSDP = "restoring of FSDP2's state after a run"
-_REPLICATE = "restoring of replicate's state after a run"
+_FSDP = "restoration of FSDP2's state after a run"
+_REPLICATE = "restoration of replicate's state after a run"
 _DDP = "shape execution of DistributedDataParallel"
 _PROFILER = "kernel profile"
 _PLAN = "plan of distributed ranks"
 _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
-_RESTORED = "restoring of torch's state after a run"
-_SETTINGS = "restoring of this setting after a run"
+_RESTORED = "restoration of torch's state after a run"
+_SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
-_COMPOSITE = "telling which ops torch decomposes"
+_COMPOSITE = "detection of composite ops"
 _CUDA_SHAPES = "shape execution as on CUDA"
 _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
-_PROBE = "profiling overhead"
+_OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
 
 INTERNALS: Mapping[str, Internal] = {
@@ -152,12 +153,12 @@ INTERNALS: Mapping[str, Internal] = {
     "CheckpointBackward": Internal("torch.utils.checkpoint", "CheckpointFunction._backward_cls", _RECOMPUTE),
     "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS, fallback=lambda: 0),
     "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES),
-    "grad_switch": Internal("torch._C", "_set_grad_enabled", "notice of a model that needs gradients", "target"),
-    "TensorBase": Internal("torch._C", "TensorBase", "notice of a model that needs gradients"),
+    "grad_switch": Internal("torch._C", "_set_grad_enabled", "detection of models that use autograd", "target"),
+    "TensorBase": Internal("torch._C", "TensorBase", "detection of models that use autograd"),
     "StorageBase": Internal("torch._C", "StorageBase", _UNSEEN),
     # Optimizers
-    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", "foreach steps by shapes"),
-    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", "foreach steps by shapes"),
+    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", _FOREACH),
+    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", _FOREACH),
     # Ops and their dispatch
     "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
     "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _MODES),
@@ -185,7 +186,7 @@ INTERNALS: Mapping[str, Internal] = {
     "push_function_mode": Internal("torch._C", "_push_on_torch_function_stack", _RESTORED),
     "get_function_state": Internal("torch._C", "_get_torch_function_state", _RESTORED),
     "set_function_state": Internal("torch._C", "_set_torch_function_state", _RESTORED),
-    "disable_torch_function": Internal("torch._C", "DisableTorchFunction", _PROBE),
+    "disable_torch_function": Internal("torch._C", "DisableTorchFunction", _OVERHEAD),
     "DispatchModeKey": Internal("torch._C", "_TorchDispatchModeKey", _FAKE),
     "get_dispatch_mode": Internal("torch._C", "_get_dispatch_mode", _FAKE),
     "set_dispatch_mode": Internal("torch._C", "_set_dispatch_mode", _TRACING),
@@ -196,7 +197,7 @@ INTERNALS: Mapping[str, Internal] = {
         "torch._higher_order_ops.utils", "_hop_compile_and_call", _CONTROL, "target", optional=True
     ),
     "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
-    "loaded_compiler": Internal("torch._dynamo", "", "notice of compiled code", "loaded"),
+    "loaded_compiler": Internal("torch._dynamo", "", "detection of compiled code", "loaded"),
     # torch.func
     "is_functorch_wrapped": Internal("torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH),
     "is_batched": Internal("torch._C", "_functorch.is_batchedtensor", _FUNCTORCH),
@@ -205,15 +206,15 @@ INTERNALS: Mapping[str, Internal] = {
     "TransformType": Internal("torch._C", "_functorch.TransformType", _FUNCTORCH),
     "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED),
     "undo_transforms": Internal("torch._C", "_functorch.pop_dynamic_layer_stack_and_undo_to_depth", _RESTORED),
-    # Tensors without numbers
+    # Tensors without values
     "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE),
     "FakeTensorMode": Internal("torch._subclasses", "FakeTensorMode", _FAKE),
-    "make_wrapper_subclass": Internal("torch", "Tensor._make_wrapper_subclass", _BY_SHAPES),
-    "no_torch_function": Internal("torch._C", "_disabled_torch_function_impl", _BY_SHAPES),
-    "refuse_data_pointer": Internal("torch._C", "_set_throw_on_mutable_data_ptr", _BY_SHAPES),
-    "set_conjugate": Internal("torch._C", "_set_conj", _BY_SHAPES),
-    "set_negative": Internal("torch._C", "_set_neg", _BY_SHAPES),
-    "disable_torch_dispatch": Internal("torch._C", "_DisableTorchDispatch", _BY_SHAPES),
+    "make_wrapper_subclass": Internal("torch", "Tensor._make_wrapper_subclass", _SHAPE_EXECUTION),
+    "no_torch_function": Internal("torch._C", "_disabled_torch_function_impl", _SHAPE_EXECUTION),
+    "refuse_data_pointer": Internal("torch._C", "_set_throw_on_mutable_data_ptr", _SHAPE_EXECUTION),
+    "set_conjugate": Internal("torch._C", "_set_conj", _SHAPE_EXECUTION),
+    "set_negative": Internal("torch._C", "_set_neg", _SHAPE_EXECUTION),
+    "disable_torch_dispatch": Internal("torch._C", "_DisableTorchDispatch", _SHAPE_EXECUTION),
     "below_autograd": Internal("torch._C", "_AutoDispatchBelowAutograd", _FORWARD),
     "select_convolution_backend": Internal("torch._C", "_select_conv_backend", _LAYOUTS),
     "convolution_memory_format": Internal("torch._C", "_conv_determine_backend_memory_format", _LAYOUTS),
@@ -224,7 +225,7 @@ INTERNALS: Mapping[str, Internal] = {
     "is_cudnn_attention_enabled": Internal("torch._C", "_get_cudnn_sdp_enabled", _ATTENTION_KERNELS),
     "variable_functions": Internal("torch._VF", "", _CUDA_SHAPES),
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
-    # The state of this thread and of torch
+    # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
     "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
@@ -242,7 +243,7 @@ INTERNALS: Mapping[str, Internal] = {
     "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS),
     "global_device_context": Internal("torch", "_GLOBAL_DEVICE_CONTEXT", _SETTINGS, "reader"),
     "print_options": Internal("torch._tensor_str", "PRINT_OPTS", _SETTINGS, "reader"),
-    # Measuring
+    # Profiling
     "RecordFunction": Internal("torch._C._profiler", "_RecordFunctionFast", _PROFILER),
     "ExperimentalConfig": Internal("torch._C._profiler", "_ExperimentalConfig", _PROFILER),
     "is_profiler_enabled": Internal("torch.autograd", "_profiler_enabled", _PROFILER),
@@ -266,8 +267,8 @@ INTERNALS: Mapping[str, Internal] = {
     "loaded_fsdp": Internal("torch.distributed.fsdp._fully_shard._fsdp_state", "", _FSDP, "loaded"),
 }
 
-# Private attributes of torch's objects, which are read where the objects are met: many are on hot paths, and all are as
-# clear as a function around them would be. An object that lacks one raises AttributeError.
+# Private attributes of torch's objects. They are used in place: many are on hot paths, and a wrapper function would be
+# no clearer. An object without one raises AttributeError.
 ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch.nn", "Module._parameters", _MODULES),
     Internal("torch.nn", "Module._buffers", _MODULES),
@@ -277,12 +278,12 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch.nn", "Module._compiled_call_impl", "counting of modules that compile() was called on"),
     Internal("torch.nn", "RNNBase._flat_weights", "shape execution of recurrent networks"),
     Internal("torch.nn", "RNNBase._flat_weight_refs", "shape execution of recurrent networks"),
-    Internal("torch", "Tensor._version", "notice of changed contents"),
+    Internal("torch", "Tensor._version", "detection of changed contents"),
     Internal("torch", "Tensor._values", "counting of sparse tensors"),
     Internal("torch", "Tensor._is_view", _RESTORED),
     Internal("torch", "Tensor._backward_hooks", _RESTORED),
     Internal("torch._C", "TensorBase._has_symbolic_sizes_strides", "fast import of shape execution"),
-    Internal("torch.nn.parameter", "Parameter._is_param", _BY_SHAPES),
+    Internal("torch.nn.parameter", "Parameter._is_param", _SHAPE_EXECUTION),
     Internal("torch", "UntypedStorage._cdata", "aliasing of storages"),
     Internal("torch._C", "_FunctionBase._sequence_nr", _NODES),
     Internal("torch._ops", "OpOverload._schema", _MODES),
@@ -317,5 +318,5 @@ def __getattr__(name: str) -> Any:
 
 
 def message_of_missing(value: Any) -> str | None:
-    """Return what is lost where a value stands for a name that torch lacks, None for any other."""
+    """Return the message of a missing name's placeholder, None for any other value."""
     return value.message if type(value) is Missing else None

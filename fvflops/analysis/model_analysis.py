@@ -15,7 +15,7 @@ from fvflops import __version__, paths
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.run import Model, Weigh
+from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.unsupported_places import find_unsupported_places
 from fvflops.formulas import FormulaTable, load_table
@@ -347,7 +347,9 @@ class ModelAnalysis:
         raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        return self._run.record(stops_at=stops_at, weigh=self._estimate_cost, quiet=self._tracer_warnings == "none")
+        return self._run.record(
+            stops_at=stops_at, estimate_cost=self._estimate_cost, quiet=self._tracer_warnings == "none"
+        )
 
     def _load(self, trace: Trace) -> None:
         """Answer from a Trace, without a run of the model."""
@@ -431,6 +433,6 @@ def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
     return analysis._record(stops_at)
 
 
-def weigh_by(analysis: ModelAnalysis) -> Weigh:
-    """Return what says, as `weigh` of `record_call`, how much a call counts for in an analysis."""
+def weigh_by(analysis: ModelAnalysis) -> CostEstimate:
+    """Return what says, as `estimate_cost` of `record_call`, how much a call counts for in an analysis."""
     return analysis._estimate_cost

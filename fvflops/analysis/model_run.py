@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.capture.run import EXECUTIONS, Model, Weigh, record_call
+from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
 from fvflops.trace import StopsAt, Trace, TraceError
 
 
@@ -51,7 +51,7 @@ class ModelRun:
         """Return the positional and keyword arguments of the model's call."""
         return bind_inputs(self.the_model(), self.inputs, self.kwargs)
 
-    def record(self, *, stops_at: StopsAt, weigh: Weigh, quiet: bool) -> Trace:
+    def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:
         """Run the model once and return its Trace."""
         args, kwargs = self.arguments()
         return record_call(
@@ -62,7 +62,7 @@ class ModelRun:
             execution=self.execution,
             device=self.device,
             assume=self.assume,
-            weigh=weigh,
+            estimate_cost=estimate_cost,
             quiet=quiet,
             lines=self.lines,
         )

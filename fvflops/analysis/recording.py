@@ -250,7 +250,7 @@ class record(FlopCountAnalysis):
     def _make_session(self) -> Session:
         cost_model = self._cost_model()
         # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
-        return self._new_session(stops_at=cost_model.stops_at, weigh=partial(estimate_by, cost_model))
+        return self._new_session(stops_at=cost_model.stops_at, estimate_cost=partial(estimate_by, cost_model))
 
     def _leave(self, *, complete: bool) -> None:
         with deferred():

@@ -93,7 +93,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             micro_batches=self._micro_batches,
             device=self._run.device,
             assume=self._run.assume,
-            weigh=self._estimate_cost,
+            estimate_cost=self._estimate_cost,
         )
 
 

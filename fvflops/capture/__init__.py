@@ -1,1 +1,1 @@
-"""Recording: a model and its inputs in, a Trace out; torch's internals live only here."""
+"""Record a run: a model and its inputs in, a Trace out."""

@@ -1,4 +1,4 @@
-"""Record one call of a model, in the composite vocabulary where that is possible, and leave the model as it was."""
+"""Record one call of a model, in shape or real execution, and restore the model afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fvflops.capture.restore.interrupts import allowed, deferred, is_interrupt
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
-from fvflops.capture.shapes.data_parallel import reducers_kept
+from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.plain_sizes import plain_sizes
@@ -41,7 +41,7 @@ from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import DataDependentError
-from fvflops.capture.shapes.survivors import release, say_kept
+from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -52,21 +52,23 @@ from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor]
-Weigh = Callable[[Signature], int]
-# Tensors that exist before a run, with their metadata, storages, and these as rows of the Trace.
-Known = tuple[Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]]
+CostEstimate = Callable[[Signature], int]
+# Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows of the Trace.
+PreexistingTensors = tuple[
+    Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
+]
 
 EXECUTIONS = ("auto", "shapes", "real")
 
 _LOGGER = logging.getLogger("fvflops")
-# Two runs at once of one model would see each other's buffers and random numbers: recordings take turns.
-_TURN = threading.RLock()
-_WAIT = 0.1  # seconds until it is looked whether a signal has come
+# Recordings exclude each other: two at once of one model would see each other's buffers and random numbers.
+_LOCK = threading.RLock()
+_POLL_SECONDS = 0.1  # how often a waiting thread lets pending signals be handled
 _NO_STOPS = StopsAt()
 
 
 class ExecutionError(RuntimeError):
-    """A model that cannot be run by shapes alone, and may not or cannot be run for real."""
+    """The model cannot be run in shape execution, and real execution is excluded or impossible."""
 
 
 def record_call(
@@ -79,29 +81,28 @@ def record_call(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
-    weigh: Weigh | None = None,
+    estimate_cost: CostEstimate | None = None,
     quiet: bool = False,
     measure: Collection[str] = (),
     lines: bool = False,
 ) -> Trace:
-    """Run a model once and return the Trace of what it did.
+    """Run a model once and return the Trace.
 
-    `execution` is "shapes" (tensors of floating point have no numbers, nothing is computed on them, weights may be on
-    the meta device), "real", or "auto": by shapes, and for real where a number turns out to be needed, which is logged.
-    A shape run shows the ops of `device`, by default that of the inputs; under autograd, a machine without that device
-    shows the CPU's kernels. `assume` gives sizes to ops whose result's size depends on values: {"aten::nonzero": 100}.
-    A run by shapes that needs a number raises ExecutionError where it cannot be made for real.
+    `execution` is "shapes" (floating-point tensors have no values and nothing is computed on them; weights may be on
+    the meta device), "real", or "auto": shape execution, then real execution if the model is data-dependent, which is
+    logged. Shape execution shows the ops of `device`, by default that of the inputs; under autograd, a machine without
+    that device shows the CPU's kernels. `assume` gives sizes to ops with data-dependent output size:
+    {"aten::nonzero": 100}. Where real execution is excluded, a data-dependent model raises ExecutionError.
 
-    Composite ops in `stops_at` are recorded as they are called, others are looked into. The run is made below autograd;
-    a model that uses autograd in its forward is run again under it. With `loss`, a function of the model's result that
-    returns a scalar, the run is under autograd and goes on through the backward pass, whose ops belong to the modules
-    whose forward made them; what activation checkpointing runs again is the phase "recompute". Of `torch.cond` the
-    branch that is taken is recorded; by shapes, where that is not known, the larger one, by what `weigh` says that a
-    call counts for, and a loop whose end is not known turns once: the Trace tells such under "supposed". `quiet`
-    silences Python's warnings. `measure` is that of `fvflops.record`, for execution="real". With `lines` the Trace has
-    the line of source that called each op, the innermost that is neither torch's nor Python's own. Whatever the model
-    raises is raised, and the model, its buffers, its modules' attributes, the inputs and the random generators are as
-    before. Recordings in several threads take turns.
+    Composite ops in `stops_at` are recorded as called, others are decomposed. The run is below autograd; a model whose
+    forward uses autograd runs again under it. With `loss`, a function from the model's result to a scalar, the run is
+    under autograd and includes the backward pass, whose ops belong to the modules whose forward created them; what
+    activation checkpointing reruns has the phase "recompute". `torch.cond` records the branch taken; where the
+    condition is unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. Such assumptions are
+    in the Trace's about["supposed"]. `quiet` silences Python's warnings. `measure` is as in `fvflops.record`, for
+    execution="real". With `lines` the Trace has the source line that called each op: the innermost outside torch and
+    Python's standard library. Exceptions of the model propagate. The model, its buffers, its modules' attributes, the
+    inputs and the random generators are restored. Recordings in several threads run one after the other.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
@@ -110,7 +111,7 @@ def record_call(
     if execution not in EXECUTIONS:
         raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
     if measure and execution != "real":
-        raise ValueError(f"measure={measure!r} is for a real run: say execution='real'")
+        raise ValueError(f"measure={measure!r} requires execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
     with deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
@@ -119,55 +120,55 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        request = _Request(model, args, kwargs, stops_at, loss, weigh, measure, lines)
+        request = _Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
         once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and not once):
             with gc_paused(), plain_sizes():
-                shapes, failure = _by_shapes(request, execution, device, assume)
+                shapes, failure = _run_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
                 if shapes.info.assumed:
                     _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
                 return shapes
         try:
-            trace = _for_real(request, stack, once=once)
+            trace = _run_real(request, stack, once=once)
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
-            _LOGGER.warning("%s, and the model cannot be run for real", printable(failure))
+            _LOGGER.warning("%s; real execution failed too", printable(failure))
             return shapes
         if failure:
-            _LOGGER.warning("%s; the model was run for real", printable(failure))
+            _LOGGER.warning("%s; used real execution instead", printable(failure))
         return trace
 
 
 @contextmanager
 def recording_lock() -> Iterator[None]:
-    """Let this thread have its turn: a run that leaves no trace must not meet another one on the same model."""
-    turn = _TURN
-    while not turn.acquire(timeout=_WAIT):
+    """Exclude recordings of other threads: a run that is undone must not overlap another of the same model."""
+    lock = _LOCK
+    while not lock.acquire(timeout=_POLL_SECONDS):
         with allowed():
-            pass  # what a signal's handler raises ends the waiting
+            pass  # an exception of a signal handler ends the wait
     try:
         yield
     finally:
-        turn.release()
+        lock.release()
 
 
-def _take_turns_anew() -> None:
-    """In a forked child, wait for no thread of the parent."""
-    global _TURN
-    _TURN = threading.RLock()
+def _reset_lock() -> None:
+    """Replace the lock in a forked child: the parent's threads that might hold it do not exist there."""
+    global _LOCK
+    _LOCK = threading.RLock()
 
 
-at_fork(_take_turns_anew)
+at_fork(_reset_lock)
 
 
 @contextmanager
 def suspend_outer_recordings() -> Iterator[None]:
-    """Keep the recordings that go on around this one from taking down what it runs."""
+    """Pause the recordings around this one, so that they do not record its run."""
     outer = [mode.recorder for mode in dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
     with ExitStack() as stack:
         for recorder in outer:
@@ -178,59 +179,59 @@ def suspend_outer_recordings() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """What `record_call` is asked to record: a call of a model, and what of it."""
+    """Arguments of `record_call`."""
 
     model: Model
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     stops_at: StopsAt
     loss: Loss | None
-    weigh: Weigh | None
+    estimate_cost: CostEstimate | None
     measure: Collection[str]
     lines: bool
 
 
 class _Attempts:
-    """The runs of one request, of which the next begins when the one before is let go of; `last` is None for none."""
+    """Successive runs of one request; each releases the one before. `last` is None if there is none."""
 
-    def __init__(self, request: _Request, reading: ModelIndex) -> None:
+    def __init__(self, request: _Request, model_index: ModelIndex) -> None:
         self._request = request
-        self._reading = reading
+        self._model_index = model_index
         self.last: _Run | None = None
 
     def begin(self, vocabulary: str, *, detect: bool) -> _Run:
-        """Return the next run."""
+        """Return a new run."""
         last, self.last = self.last, None
         if last is not None:
             last.forget_errors()
             last.release()
-        self.last = _Run(self._request, self._reading, vocabulary, detect=detect)
+        self.last = _Run(self._request, self._model_index, vocabulary, detect=detect)
         return self.last
 
 
-def _by_shapes(
+def _run_shapes(
     request: _Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
 ) -> tuple[Trace | None, str]:
-    """Return the Trace of a run by shapes, if there is one, and in one line why the model is to be run for real."""
-    reading = ModelIndex(request.model)
-    if reading.is_fake:
-        return None, ""  # FakeTensors have shapes alone as it is
+    """Return the Trace in shape execution, if any, and in one line why real execution is needed."""
+    model_index = ModelIndex(request.model)
+    if model_index.is_fake:
+        return None, ""  # FakeTensors have no values anyway
     inputs = tensors_of((request.args, request.kwargs))
-    homes = list(dict.fromkeys([*(tensor.device for tensor in inputs), *reading.devices]))
-    impersonated = choose_device(device, homes)
-    on_meta = any(home.type == "meta" for home in reading.devices) and not _is_offloaded(reading)
+    devices = list(dict.fromkeys([*(tensor.device for tensor in inputs), *model_index.devices]))
+    impersonated = choose_device(device, devices)
+    on_meta = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_cache()
     rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
-    attempts = _Attempts(request, reading)
+    attempts = _Attempts(request, model_index)
     trace, line = None, ""
     try:
-        trace = _in_vocabulary(attempts.begin, lambda run: run.by_shapes(impersonated, homes, rules), request.loss)
+        trace = _in_vocabulary(attempts.begin, lambda run: run.run_shapes(impersonated, devices, rules), request.loss)
     except Exception as error:
         run = attempts.last
-        if run is None:  # it could not be made
+        if run is None:  # it failed to start
             raise
-        failure, line = run.failure, run.why_not(error)
+        failure, line = run.failure, run.describe_failure(error)
         run.forget_errors()
         if is_interrupt(error):
             raise
@@ -240,25 +241,25 @@ def _by_shapes(
                 raise
             remedy = _remedy(on_meta, failure[0] if failure is not None and rules.can_assume(failure[0]) else "")
             raise ExecutionError(f"{line}: {remedy}") from error
-        failure = None  # its error's frames are this one too
-    kept = "" if attempts.last is None else attempts.last.release()  # without the error, whose frames hold tensors too
+        failure = None  # the frames of its error include this one
+    kept = "" if attempts.last is None else attempts.last.release()  # after the error, whose frames keep tensors alive
     if kept and not may_fall_back:
         _LOGGER.warning("%s", printable(kept))
     return trace, line or (kept if may_fall_back else "")
 
 
 def _remedy(on_meta: bool, op: str) -> str:
-    """Return what helps where a run by shapes lacks a number; `op` is one whose result's size can be given, or ""."""
+    """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
     what = "pass real weights" if on_meta else 'use execution="auto"'
-    return f"{what}, or give the op a size: assume={{{op!r}: ...}}" if op else what
+    return f"{what}, or assume its output size: assume={{{op!r}: ...}}" if op else what
 
 
 def _in_vocabulary(
     attempt: Callable[..., _Run], execute: Callable[[_Run], Trace], loss: Loss | None, *, once: bool = False
 ) -> Trace:
-    """Return the Trace of a run in the composite vocabulary, or in the core one where the model uses autograd.
+    """Return the Trace with composite ops, or with core ops if the model uses autograd.
 
-    It does where a core run makes a backward pass, or calls other modules. `once` says that there is one run only.
+    Core ops are kept only if that run has a backward pass or calls other modules. `once`: the run cannot be repeated.
     """
     if loss is not None:
         return execute(attempt("core", detect=False))
@@ -268,17 +269,17 @@ def _in_vocabulary(
     try:
         trace = execute(below)
     except AutogradUsed:
-        pass  # the model is run again below, under autograd
+        pass  # run again below, under autograd
     except Exception as error:
         failed = True
-        if is_interrupt(error) or once or not (below.autograd.seen or _fails_below_autograd(error)):
+        if is_interrupt(error) or once or not (below.autograd.first_use or _fails_below_autograd(error)):
             raise
-    if trace is not None and not below.autograd.seen:
+    if trace is not None and not below.autograd.first_use:
         return trace
     if once:
         raise ExecutionError(
-            f"the model uses autograd ({below.autograd.seen}), for which it is run a second time, "
-            "and an argument can be read only once: pass a list instead of the iterator"
+            f"the model uses autograd ({below.autograd.first_use}) and has to run twice, "
+            "but an argument is an iterator, which can be read only once: pass a list"
         )
     again = execute(attempt("core", detect=False))
     if failed or any(phase != "forward" for _, _, phase in again.calls):
@@ -286,7 +287,7 @@ def _in_vocabulary(
     if trace is None:
         try:
             trace = execute(attempt("composite", detect=False))
-        except Exception as error:  # what it does without a backward pass (a hook on a tensor) fails below autograd too
+        except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails below autograd
             if is_interrupt(error):
                 raise
             return again
@@ -295,82 +296,82 @@ def _in_vocabulary(
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Return whether an error comes of running by shapes: a number that is not there, or a shape rule."""
+    """Return whether shape execution caused an error: a value is missing, or a shape rule."""
     said = ("data is not allocated yet", "no fake impl registered")
     return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in said)
 
 
-def _for_real(request: _Request, stack: ExitStack, *, once: bool) -> Trace:
-    """Return the Trace of a run with numbers; `once` says that an argument can be read once only."""
-    reading = ModelIndex(request.model)
-    request = replace(request, weigh=None)
-    if isinstance(request.model, nn.Module) and _on_meta(reading):
+def _run_real(request: _Request, stack: ExitStack, *, once: bool) -> Trace:
+    """Return the Trace in real execution; `once`: the run cannot be repeated, as an argument is an iterator."""
+    model_index = ModelIndex(request.model)
+    request = replace(request, estimate_cost=None)
+    if isinstance(request.model, nn.Module) and _on_meta(model_index):
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to("meta"), (request.args, request.kwargs)
         )
         request = replace(request, args=args, kwargs=kwargs)
 
     def attempt(vocabulary: str, *, detect: bool) -> _Run:
-        return _Run(request, reading, vocabulary, detect=detect)
+        return _Run(request, model_index, vocabulary, detect=detect)
 
     try:
-        return _in_vocabulary(attempt, _Run.for_real, request.loss, once=once)
+        return _in_vocabulary(attempt, _Run.run_real, request.loss, once=once)
     except Exception as error:
-        # Code that was compiled under another dispatch mode.
+        # Fails for code that was compiled under another dispatch mode.
         if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
             _name_input(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
-    return _in_vocabulary(attempt, _Run.for_real, request.loss)
+    return _in_vocabulary(attempt, _Run.run_real, request.loss)
 
 
-def choose_device(device: str | torch.device | None, homes: Sequence[torch.device]) -> torch.device:
-    """Return the device that a shape run answers for: the one asked for, else the first real one, else the CPU."""
+def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:
+    """Return the device that shape execution shows: the given one, else the first except meta, else the CPU."""
     if device is None:
-        return next((home for home in homes if home.type != "meta"), torch.device("cpu"))
+        return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
     asked = torch.device(device)
     if asked.type == "meta":
-        raise ValueError("a shape run answers for a device that computes, such as 'cpu' or 'cuda', not for 'meta'")
+        raise ValueError("shape execution needs a device that computes, such as 'cpu' or 'cuda', not 'meta'")
     return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
 
 
 class _Run:
-    """One run of a model, in one vocabulary; the next attempt is another run."""
+    """One run of a model, with composite or core ops."""
 
-    def __init__(self, request: _Request, reading: ModelIndex, vocabulary: str, *, detect: bool) -> None:
+    def __init__(self, request: _Request, model_index: ModelIndex, vocabulary: str, *, detect: bool) -> None:
         self._model = request.model
         self._args = request.args
         self._kwargs = request.kwargs
         self._vocabulary = vocabulary
         self._loss = request.loss
-        probe = Probe(request.measure, next(iter(reading.devices), None)) if request.measure else None
+        probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
         self._recorder = Recorder(
             request.stops_at,
             backward=vocabulary == "core",
-            weigh=request.weigh,
-            meter=probe,
+            estimate_cost=request.estimate_cost,
+            probe=probe,
             lines=request.lines,
         )
-        self._recorder.module_of_tensor = reading.source_devices() if request.loss is not None else {}
-        self._reading = reading
-        self._modules = reading.tree
+        self._recorder.module_of_tensor = model_index.module_of_tensor() if request.loss is not None else {}
+        self._model_index = model_index
+        self._modules = model_index.tree
         self._mode: weakref.ref[ShapeMode] | None = None
         self._detect = detect
         self.autograd = AutogradUse(self._recorder)
 
-    def for_real(self) -> Trace:
-        """Return the Trace of a run with numbers."""
-        for columns in (self._held(), self._inputs()):
+    def run_real(self) -> Trace:
+        """Return the Trace in real execution."""
+        for columns in (self._model_tensors(), self._input_tensors()):
             self._recorder.register_storages(*columns[2:])
-        self._recorder.unseen = UnseenWork(self._recorder, numbers=self._recorder.probe is None)
-        fake_mode = find_fake_mode((*self._reading.tensors, *tensors_of((self._args, self._kwargs))))
+        self._recorder.unseen = UnseenWork(self._recorder, has_values=self._recorder.probe is None)
+        fake_mode = find_fake_mode((*self._model_index.tensors, *tensors_of((self._args, self._kwargs))))
         with self._restored() as undo_log:
             with (
                 fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
                 self._grad_mode(),
                 instrument(
                     self._recorder,
-                    self._reading,
+                    self._model_index,
                     RecordingMode(self._recorder, undo_log),
                     self._wrappings(undo_log),
                     training=self._loss is not None,
@@ -381,25 +382,25 @@ class _Run:
                 copy_context().run(self._call, args, kwargs)
             return self._trace("real" if fake_mode is None else "fake")
 
-    def by_shapes(self, device: torch.device, homes: Sequence[torch.device], rules: ShapeRules) -> Trace:
-        """Return the Trace of a run without numbers."""
+    def run_shapes(self, device: torch.device, devices: Sequence[torch.device], rules: ShapeRules) -> Trace:
+        """Return the Trace in shape execution."""
         with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, homes, rules, nested=shape_run_is_on())
+            mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=in_shape_run())
             self._mode = weakref.ref(mode)
-            mode.reals.register(*self._held())
-            mode.reals.register(*self._inputs())
-            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, numbers=False)
+            mode.concrete.register(*self._model_tensors())
+            mode.concrete.register(*self._input_tensors())
+            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, has_values=False)
             args, kwargs = self._args, self._kwargs
             if self._vocabulary == "core":
-                stand_ins = ShapeParameters(mode)
-                stand_ins.put_into(self._reading)
-                args, kwargs = stand_ins.in_values((args, kwargs))
+                shape_parameters = ShapeParameters(mode)
+                shape_parameters.replace_in(self._model_index)
+                args, kwargs = shape_parameters.in_values((args, kwargs))
             try:
                 with (
                     self._grad_mode(),
-                    reducers_kept() if self._vocabulary == "core" else nullcontext(),
+                    reducers_restored() if self._vocabulary == "core" else nullcontext(),
                     instrument(
-                        *(self._recorder, self._reading, mode, self._wrappings(undo_log)),
+                        *(self._recorder, self._model_index, mode, self._wrappings(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                     ),
@@ -412,30 +413,30 @@ class _Run:
                     copy_context().run(self._call, args, kwargs)
             finally:
                 mode.close()
-            if self.failure is not None:  # the model caught it, and took another path than it would have
+            if self.failure is not None:  # the model caught it, and took a branch that it would not have
                 raise self.failure[2]
             return self._trace("shapes", device=str(device), **rules.about())
 
     @property
     def failure(self) -> tuple[str, str, Exception] | None:
-        """The first thing that the run could not do: the op's name, the module's, and the error."""
+        """The first failure of the run: op name, module name, error."""
         return self._recorder.failure
 
-    def why_not(self, error: Exception) -> str:
-        """Return in one line what a run by shapes could not do, and in which module."""
-        return self._recorder.why_not(error)
+    def describe_failure(self, error: Exception) -> str:
+        """Return in one line which op shape execution cannot run, in which module."""
+        return self._recorder.describe_failure(error)
 
     def forget_errors(self) -> None:
-        """Let go of errors, whose frames hold this run and its tensors."""
+        """Drop errors: their frames keep this run and its tensors alive."""
         self._recorder.forget_errors()
 
     def release(self) -> str:
-        """Take the tensors of a run by shapes out of what keeps them; return in one line what cannot be undone."""
-        return say_kept(release(self._mode)) if self._mode is not None else ""
+        """Remove shape tensors from objects that outlive the run; return in one line those that cannot be removed."""
+        return describe_survivors(release(self._mode)) if self._mode is not None else ""
 
     def _trace(self, execution: str, **more: str) -> Trace:
         self._recorder.close()
-        meter = self._recorder.probe
+        probe = self._recorder.probe
         return self._recorder.trace(
             self._modules,
             {
@@ -445,7 +446,7 @@ class _Run:
                 "execution": execution,
                 "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
                 **more,
-                **({} if meter is None else meter.about()),
+                **({} if probe is None else probe.about()),
             },
         )
 
@@ -459,11 +460,11 @@ class _Run:
                 stack.enter_context(torch.enable_grad())
             yield
 
-    def _held(self) -> Known:
-        reading = self._reading
-        return reading.tensors, reading.metadata, reading.storages, reading.rows
+    def _model_tensors(self) -> PreexistingTensors:
+        model_index = self._model_index
+        return model_index.tensors, model_index.metadata, model_index.storages, model_index.rows
 
-    def _inputs(self) -> Known:
+    def _input_tensors(self) -> PreexistingTensors:
         tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
         metadata = [metadata_of(tensor) for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]
@@ -476,7 +477,7 @@ class _Run:
         model = self._model
         synchronises = isinstance(model, nn.parallel.DistributedDataParallel) and self._loss is not None
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) and not synchronises:
-            # The wrapper's own forward scatters; what is counted of a forward pass is the model in it.
+            # The wrapper's forward scatters its inputs; a forward pass counts the wrapped model.
             model = model.module
         elif isinstance(model, nn.Module):
             result = model(*args, **kwargs)
@@ -498,10 +499,10 @@ class _Run:
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._reading, (self._args, self._kwargs), (self._model, self._loss))
+        snapshot = Snapshot(self._model_index, (self._args, self._kwargs), (self._model, self._loss))
         undo_log = UndoLog()
         try:
-            # The snapshot knows the model's own gradients; a function, or a module, may use others too.
+            # The snapshot covers the model's gradients; a function, or a module, may use others.
             with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
                 try:
                     yield undo_log
@@ -511,32 +512,33 @@ class _Run:
             try:
                 snapshot.restore()
             finally:
-                # Under a caller's autocast the run cast weights below autograd; its cache would hand them on.
+                # Under a caller's autocast the run cast weights below autograd; autocast's cache would return these
+                # later.
                 torch.clear_autocast_cache()
 
     def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
         return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
 
 
-def shape_run_is_on() -> bool:
-    """Return whether a run by shapes goes on in this thread."""
+def in_shape_run() -> bool:
+    """Return whether this thread is in shape execution."""
     return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 
 
-def _on_meta(reading: ModelIndex) -> bool:
-    kinds = zip(reading.metadata, reading.rows, strict=True)
-    return not _is_offloaded(reading) and {
+def _on_meta(model_index: ModelIndex) -> bool:
+    kinds = zip(model_index.metadata, model_index.rows, strict=True)
+    return not _is_offloaded(model_index) and {
         metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
     } == {"meta"}
 
 
-def _is_offloaded(reading: ModelIndex) -> bool:
-    """Return whether accelerate keeps the weights elsewhere, and puts them into each module for its call."""
-    return any("_hf_hook" in vars(module) for module in reading.names)
+def _is_offloaded(model_index: ModelIndex) -> bool:
+    """Return whether accelerate offloads the weights, and loads them into each module for its call."""
+    return any("_hf_hook" in vars(module) for module in model_index.names)
 
 
 def _fails_below_autograd(error: Exception) -> bool:
-    """Return whether a run may have failed for being made below autograd: the model uses autograd in its forward."""
+    """Return whether an error may come from running below autograd, as the model's forward uses autograd."""
     if isinstance(error, DataDependentError):
         return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
@@ -545,17 +547,17 @@ def _fails_below_autograd(error: Exception) -> bool:
 
 
 def _name_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Add to torch's message about devices which input is elsewhere than the model."""
+    """Append to torch's message about devices which input is on another device than the model."""
     about_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
     if not (about_devices and isinstance(model, nn.Module)):
         return
-    homes = sorted({str(parameter.device) for parameter in model.parameters()})
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
     strays = [
         f"{name} is on {tensor.device}"
         for name, value in (*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items())
         for tensor in tensors_of(value)
-        if homes and str(tensor.device) not in homes
+        if devices and str(tensor.device) not in devices
     ]
     if strays and error.args:
-        note = f"{'; '.join(strays)}; the model is on {', '.join(homes)}"
+        note = f"{'; '.join(strays)}; the model is on {', '.join(devices)}"
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

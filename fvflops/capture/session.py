@@ -1,4 +1,4 @@
-"""The session: a recording of whatever a program does with a model while it lasts."""
+"""Record everything a program does with a model between start and stop."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, UndoLog
-from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_goes, put_back_modes
-from fvflops.capture.run import ExecutionError, Weigh, choose_device, shape_run_is_on, suspend_outer_recordings
+from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_removed, restore_modes
+from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, in_shape_run, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
-from fvflops.capture.shapes.data_parallel import reducers_kept
+from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
-from fvflops.capture.shapes.survivors import release, say_kept
+from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -42,17 +42,16 @@ from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
-# Of a longer run only the numbers of calls are kept: so many events take some 100 MB.
+# Longer runs keep only call counts: this many events take about 100 MB.
 _EVENTS = 1 << 18
 
 
 class Session:
-    """A recording that lasts from `start` to `stop`, in the thread that starts it and in autograd's.
+    """A recording from `start` to `stop`, in the starting thread and autograd's threads.
 
-    `model` is a module, whose wrapper for data parallelism is looked through, or None. `execution` is "real": the
-    program runs as it would without, and what it changes stays changed; or "shapes": nothing is computed, as in
-    `record_call`, recordings around this one see nothing of it, and at the end the model and the optimizers that took a
-    step are as they were, and so are `inputs`, and what `code` uses.
+    `model` is a module or None; a data-parallel wrapper is unwrapped. `execution` is "real": the program runs as usual
+    and its changes stay; or "shapes": nothing is computed, as in `record_call`, outer recordings are paused, and at the
+    end the model, the optimizers that took a step, `inputs`, and the objects that `code` uses are restored.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Session:
         execution: str = "real",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
-        weigh: Weigh | None = None,
+        estimate_cost: CostEstimate | None = None,
         measure: Collection[str] = (),
         inputs: Any = (),
         code: Iterable[Any] = (),
@@ -72,21 +71,21 @@ class Session:
         if execution not in EXECUTIONS:
             raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
-            raise TypeError(f"record takes a torch.nn.Module, or nothing, not {type(model).__name__}: {model!r:.60}")
+            raise TypeError(f"record takes a torch.nn.Module or None, not {type(model).__name__}: {model!r:.60}")
         if measure and execution != "real":
-            raise ValueError(f"measure={measure!r} is for a real run: by shapes nothing is computed")
+            raise ValueError(f"measure={measure!r} requires execution='real': shape execution computes nothing")
         if execution == "real" and (device is not None or assume is not None):
-            raise ValueError('device= and assume= are for a run by shapes: give execution="shapes" too')
+            raise ValueError('device= and assume= require execution="shapes"')
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = unwrap_compiled(model.module)
-        self._reading = ModelIndex(model)  # type: ignore[arg-type]
+        self._model_index = ModelIndex(model)  # type: ignore[arg-type]
         self._execution = execution
         self._stops_at = stops_at
         self._device = device
         self._assume = assume
-        self._weigh = weigh
+        self._estimate_cost = estimate_cost
         self._measure = measure
         self._inputs = inputs
         self._code = code
@@ -96,23 +95,25 @@ class Session:
         self._modes: list[TorchDispatchMode] = []
         self._before: TorchState | None = None
         self._rules: ShapeRules | None = None
-        self._stand_ins: ShapeParameters | None = None
+        self._shape_parameters: ShapeParameters | None = None
         self._complete = True
         self._about: dict[str, str] = {}
 
     @property
     def modules(self) -> ModuleTree:
         """The model's module tree."""
-        return self._reading.tree
+        return self._model_index.tree
 
     def start(self) -> None:
-        """Record from now on; a session can be started once."""
+        """Start recording; a session can be started once."""
         if self._recorder is not None:
-            raise RuntimeError("a recording was begun a second time: make another")
+            raise RuntimeError("a recording can be started only once: create another")
         limit = _EVENTS if self._execution == "real" and not self._measure else None
-        meter = Probe(self._measure, next(iter(self._reading.devices), None)) if self._measure else None
-        recorder = self._recorder = Recorder(self._stops_at, weigh=self._weigh, limit=limit, meter=meter)
-        recorder.module_of_tensor = self._reading.source_devices()
+        probe = Probe(self._measure, next(iter(self._model_index.devices), None)) if self._measure else None
+        recorder = self._recorder = Recorder(
+            self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
+        )
+        recorder.module_of_tensor = self._model_index.module_of_tensor()
         self._thread = threading.get_ident()
         with deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()
@@ -120,59 +121,58 @@ class Session:
             stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(compiler_disabled())
             if self._execution == "real":
-                recorder.register_storages(self._reading.storages, self._reading.rows)
-                recorder.unseen = UnseenWork(recorder, numbers=meter is None)
-                stack.enter_context(instrument(recorder, self._reading, RecordingMode(recorder)))
+                recorder.register_storages(self._model_index.storages, self._model_index.rows)
+                recorder.unseen = UnseenWork(recorder, has_values=probe is None)
+                stack.enter_context(instrument(recorder, self._model_index, RecordingMode(recorder)))
             else:
                 self._start_shapes(recorder, stack)
             self._stack = stack.pop_all()
 
     def _start_shapes(self, recorder: Recorder, stack: ExitStack) -> None:
-        reading = self._reading
-        if find_fake_mode(reading.tensors) is not None:
+        model_index = self._model_index
+        if find_fake_mode(model_index.tensors) is not None:
             raise ExecutionError(
-                "a model of FakeTensors, or in a FakeTensorMode, has no training step by shapes: build it on the meta "
-                'device, with torch.device("meta"), and count that outside the mode'
+                "a model of FakeTensors, or in a FakeTensorMode, has no training step in shape execution: build it on "
+                'the meta device, with torch.device("meta"), and count that outside the mode'
             )
-        homes = list(reading.devices)
-        device = choose_device(self._device, homes)
+        devices = list(model_index.devices)
+        device = choose_device(self._device, devices)
         trim_cache()
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._about["device"] = str(device)
         stack.enter_context(suspend_outer_recordings())
         self._before = TorchState()
-        snapshot, undo_log = Snapshot(reading, self._inputs, self._code, program=not self._code), UndoLog()
+        snapshot, undo_log = Snapshot(model_index, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
-        stack.enter_context(reducers_kept())
-        mode = ShapeMode(recorder, undo_log, device, homes, self._rules, nested=shape_run_is_on())
+        stack.enter_context(reducers_restored())
+        mode = ShapeMode(recorder, undo_log, device, devices, self._rules, nested=in_shape_run())
         self._mode = weakref.ref(mode)
         stack.callback(mode.close)
-        recorder.unseen = UnseenWork(recorder, is_real=False, numbers=False)
-        mode.reals.register(reading.tensors, reading.metadata, reading.storages, reading.rows)
-        self._stand_ins = ShapeParameters(mode)
-        self._stand_ins.put_into(reading)
-        states = OptimizerStates(mode, self._stand_ins)
+        recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False)
+        mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
+        self._shape_parameters = ShapeParameters(mode)
+        self._shape_parameters.replace_in(model_index)
+        states = OptimizerStates(mode, self._shape_parameters)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(
-            instrument(recorder, reading, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
+            instrument(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
         )
         if not is_available(device):
             elsewhere = MissingDeviceMode(device)
-            stack.enter_context(function_mode_goes(elsewhere))
+            stack.enter_context(function_mode_removed(elsewhere))
             elsewhere.__enter__()
         if device.type == "cuda":
             stack.enter_context(cuda_choices(device))
 
     def stop(self, *, complete: bool = True) -> None:
-        """Record no more, and leave no trace; `complete` says that the program came to its end.
+        """Stop recording and restore; `complete`: the program reached its end.
 
-        A run by shapes in which the program caught the error of something that cannot be run by shapes, and so took
-        another way than it would have, raises ExecutionError.
+        Raises ExecutionError if the program caught an error of shape execution, and so may have taken another branch.
         """
         recorder = self._running()
         self.check_thread()
@@ -183,20 +183,20 @@ class Session:
                     end_contexts(sys.exc_info()[1])
                 self._stack.close()
             finally:
-                self._stand_ins = None
+                self._shape_parameters = None
                 if self._before is not None and not complete:
                     self._before.restore()
                 elif not complete:
-                    put_back_modes(self._modes)
+                    restore_modes(self._modes)
         if self._rules is not None:
             self._about.update(self._rules.about())
             if recorder.failure is not None and complete:
                 self._complete = False
                 error = recorder.failure[2]
-                raise ExecutionError(f"{recorder.why_not(error)}: record for real") from error
+                raise ExecutionError(f"{recorder.describe_failure(error)}: use execution='real'") from error
 
     def abandon(self) -> None:
-        """End a recording that nobody ends; of what the thread holds in which it was begun, another can end nothing."""
+        """Close an unfinished recording, from any thread; contexts of the starting thread may stay open."""
         if self._recorder is not None and self._recorder.recording:
             with deferred():
                 self._recorder.pause()
@@ -207,59 +207,59 @@ class Session:
             self.abandon()
 
     def release(self) -> str:
-        """Take the tensors of a run by shapes that is over out of what keeps them; return in one line what still does.
+        """Remove shape tensors from objects that outlive the run; return in one line what still refers to them.
 
-        That is for a caller who has let go of them: a program may go on with those that its run gave it.
+        Only for callers that have dropped theirs: a program may go on with shape tensors that its run returned.
         """
         self._stack = ExitStack()
-        return say_kept(release(self._mode)) if self._mode is not None else ""
+        return describe_survivors(release(self._mode)) if self._mode is not None else ""
 
     def explain(self, error: BaseException) -> None:
-        """Add to the error of what cannot be run by shapes in which module that is, and what to do."""
+        """Add the module and the remedy to the message of an error of shape execution."""
         if self._rules is None or self._recorder is None or self._recorder.failure is None or not error.args:
             return
         op, _, cause = self._recorder.failure
         if cause is error:
-            what = 'record for real (execution="real")'
+            what = 'use execution="real"'
             if self._rules.can_assume(op):
-                what += f", or give the op a size or a value: assume={{{op!r}: ...}}"
-            error.args = (f"{self._recorder.why_not(cause)}: {what}", *error.args[1:])
+                what += f", or assume its output size or value: assume={{{op!r}: ...}}"
+            error.args = (f"{self._recorder.describe_failure(cause)}: {what}", *error.args[1:])
 
     def check_thread(self) -> None:
-        """Raise RuntimeError in any other thread than that in which the recording was begun, and is to end."""
+        """Raise RuntimeError outside the thread that started the recording."""
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a recording ends in the thread in which it was begun")
+            raise RuntimeError("a recording must be stopped in the thread that started it")
 
     @property
     def length(self) -> int:
-        """How many events there are so far."""
+        """Number of events so far."""
         return self._running().length
 
     def pause(self) -> None:
-        """Take nothing down until `resume`."""
+        """Record nothing until `resume`."""
         self._running().pause()
 
     def resume(self) -> None:
-        """Take down what happens from now on."""
+        """Resume recording."""
         self._running().resume()
 
     @property
     def failure(self) -> tuple[str, str, Exception] | None:
-        """The first thing that a run by shapes could not do: the op's name, the module's, and the error."""
+        """The first failure of shape execution: op name, module name, error."""
         return self._running().failure
 
-    def why_not(self, error: Exception) -> str:
-        """Return in one line what a run by shapes could not do, and in which module."""
-        return self._running().why_not(error)
+    def describe_failure(self, error: Exception) -> str:
+        """Return in one line which op shape execution cannot run, in which module."""
+        return self._running().describe_failure(error)
 
     def in_shapes(self, values: Any) -> Any:
-        """Return nested values with shape tensors in the place of tensors on another device than the run's."""
-        return values if self._stand_ins is None else self._stand_ins.in_values(values)
+        """Return nested values with shape tensors instead of tensors on other devices than the run's."""
+        return values if self._shape_parameters is None else self._shape_parameters.in_values(values)
 
     def trace(self) -> Trace:
-        """Return what was recorded; of a recording that goes on, what there is so far, as incomplete."""
+        """Return what was recorded; during the recording, the Trace so far, marked incomplete."""
         if self._recorder is None:
-            raise RuntimeError("nothing is recorded yet")
+            raise RuntimeError("nothing has been recorded yet")
         about = {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
@@ -269,9 +269,11 @@ class Session:
         }
         if self._recorder.probe is not None:
             about |= self._recorder.probe.about()
-        return self._recorder.trace(self._reading.tree, about, complete=self._complete and not self._recorder.recording)
+        return self._recorder.trace(
+            self._model_index.tree, about, complete=self._complete and not self._recorder.recording
+        )
 
     def _running(self) -> Recorder:
         if self._recorder is None or not self._recorder.recording:
-            raise RuntimeError("no recording goes on")
+            raise RuntimeError("no recording is running")
         return self._recorder

@@ -1,4 +1,4 @@
-"""The recording of a training step by shapes: forward and backward of each micro-batch, then the optimizers' steps."""
+"""Record a training step in shape execution: forward and backward of each micro-batch, then optimizer steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from fvflops.capture.model.model import describe_inputs, named_places
+from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import ExecutionError, Loss, Weigh, is_data_dependent, recording_lock, suspend_outer_recordings
+from fvflops.capture.run import (
+    CostEstimate,
+    ExecutionError,
+    Loss,
+    is_data_dependent,
+    recording_lock,
+    suspend_outer_recordings,
+)
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.assumptions import can_be_assumed
 from fvflops.capture.shapes.plain_sizes import plain_sizes
@@ -30,9 +37,9 @@ from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
 
-# An optimizer, or what makes one of parameters: a class, or a partial of one.
+# An optimizer, or a factory that takes parameters: a class, or a partial of one.
 OptimizerMaker = Optimizer | Callable[[Iterable[torch.Tensor]], Optimizer]
-# Names of modules, classes of modules, or a function of name and module that says whether.
+# Names of modules, classes of modules, or a predicate of name and module.
 Checkpointed = Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 
 
@@ -49,14 +56,14 @@ def record_step(
     micro_batches: int = 1,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
-    weigh: Weigh | None = None,
+    estimate_cost: CostEstimate | None = None,
 ) -> Trace:
-    """Return the Trace of one training step by shapes; the model, the inputs and the optimizers are left as they were.
+    """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
-    The step begins without gradients. `loss` is a function of the model's result that returns a scalar; without it the
-    result's own `loss` is taken, or the result, if that is a scalar. The calls of `checkpointed` modules run again in
-    the backward pass (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, not reentrant by default).
-    A step that needs a number raises ExecutionError.
+    The step begins without gradients. `loss` maps the model's result to a scalar; by default that is the result's
+    `loss`, or the result itself if it is a scalar. Calls of `checkpointed` modules are recomputed in the backward pass
+    (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
+    step raises ExecutionError.
     """
     with deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), plain_sizes():
         given = ", ".join(describe_inputs(args, kwargs))
@@ -66,33 +73,33 @@ def record_step(
             execution="shapes",
             device=device,
             assume=assume,
-            weigh=weigh,
+            estimate_cost=estimate_cost,
             inputs=(args, kwargs),
             code=(loss,),
         )
         session.start()
-        session.pause()  # some optimizers make their state when they are made, which no step does
+        session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False
         try:
-            checkpoints = _checkpoints(_choose(model, checkpointed), dict(checkpoint_options or {}))
+            checkpoints = _checkpoints(_checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
             context = copy_context()
             context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
             complete = True
         except Exception as error:
-            line = session.why_not(error)
+            line = session.describe_failure(error)
             if is_interrupt(error) or not is_data_dependent(error):
                 raise
             what = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
-                what += f", or give the op a size or a value: assume={{{session.failure[0]!r}: ...}}"
+                what += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
             raise ExecutionError(f"{line}: {what}") from error
         finally:
             session.stop(complete=complete)
             kept = session.release()
-            if kept and complete:  # else the frames of what was raised keep some
+            if kept and complete:  # after an error, its frames keep some
                 _LOGGER.warning("%s", printable(kept))
         trace = session.trace()
-        del session  # what a signal raises in a finalizer is lost
+        del session  # exceptions of signal handlers inside a finalizer are lost
         return replace(trace, about={**trace.about, "inputs": given})
 
 
@@ -105,17 +112,17 @@ def _make_step(
     checkpoints: AbstractContextManager[None],
     micro_batches: int,
 ) -> None:
-    """Make a step; a function of its own lets go of its tensors while signals are held back."""
-    for _, module in named_places(model):  # model.parameters() leaves out those of equal modules
+    """Run a step; in a function, so that its tensors are freed while signals are deferred."""
+    for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameter.grad = None
-    made = [_make(item, model) for item in optimizers]
+    made = [_make_optimizer(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
-            # A program's loop holds both until it has new ones: beside the backward pass, and beside the step.
+            # As in a program's loop, both stay alive until reassigned: during the backward pass and the step.
             result = model(*args, **kwargs)
             scalar = _loss_of(result, loss)
             scalar.backward()
@@ -131,32 +138,34 @@ def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
         found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        whose = "the result has no loss of its own, but is" if loss is None else "loss= returned"
-        raise ValueError(f"{whose} {what}: give loss=, a function of the result that returns a scalar tensor")
+        whose = "the result has no loss, but is" if loss is None else "loss= returned"
+        raise ValueError(f"{whose} {what}: pass loss=, a function from the result to a scalar tensor")
     return found
 
 
-def _make(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
-    """Return the optimizer that is given or made; one that runs the model itself, by a closure, raises ValueError."""
+def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
+    """Return the optimizer, given or created; one that needs a closure raises ValueError."""
     made: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
     if not isinstance(made, Optimizer):
-        raise TypeError(f"optimizer= is to make a torch.optim.Optimizer of parameters, and {maker!r} made {made!r:.60}")
+        raise TypeError(
+            f"optimizer= must create a torch.optim.Optimizer from parameters, but {maker!r} returned {made!r:.60}"
+        )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"{type(made).__name__} steps by a closure, as often as its numbers ask: record it with fvflops.record"
+            f"{type(made).__name__}.step needs a closure, whose number of calls is data-dependent: use fvflops.record"
         )
     return made
 
 
-def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
-    """Return the modules whose calls are checkpointed; a name or a class that is not in the model raises ValueError."""
-    named = dict(named_places(model))
+def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
+    """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
+    named = dict(module_paths(model))
     if callable(checkpointed):
         chosen = [module for name, module in named.items() if checkpointed(name, module)]
         return list(ByIdentity((module, None) for module in chosen))
     if isinstance(checkpointed, str):
-        raise ValueError(f"checkpoint={checkpointed!r} is one text: give a list of modules' names or classes")
+        raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
     chosen = []
     for item in checkpointed:
         if isinstance(item, str):
@@ -164,21 +173,21 @@ def _choose(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
         else:
             found = [module for module in named.values() if isinstance(module, item)]
         if not found:
-            raise ValueError(f"checkpoint={item!r} is no module of the model, nor a class of one")
+            raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
         chosen += found
     return list(ByIdentity((module, None) for module in chosen))
 
 
 @contextmanager
 def _checkpoints(modules: Sequence[nn.Module], options: dict[str, Any]) -> Iterator[None]:
-    """Let the calls of modules be checkpointed as long as the context lasts."""
+    """Checkpoint the calls of modules while the context lasts."""
     options.setdefault("use_reentrant", False)
     with ExitStack() as stack:
         for module in modules:
-            own = module.__dict__.get("forward")
-            if own is None:
+            override = module.__dict__.get("forward")
+            if override is None:
                 stack.callback(module.__dict__.pop, "forward", None)
             else:
-                stack.callback(module.__dict__.__setitem__, "forward", own)
+                stack.callback(module.__dict__.__setitem__, "forward", override)
             module.__dict__["forward"] = partial(checkpoint, module.forward, **options)
         yield

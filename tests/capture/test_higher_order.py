@@ -36,7 +36,7 @@ def count_macs(function, *inputs, execution="shapes", backward=False):
         execution=execution,
         loss=sum_all if backward else None,
         stops_at=TABLE.stops_at,
-        weigh=lambda signature: TABLE.price(signature).macs,
+        estimate_cost=lambda signature: TABLE.price(signature).macs,
     )
     macs: Counter[str] = Counter()
     for (index, _, phase), calls in trace.calls.items():
@@ -122,7 +122,7 @@ def test_the_larger_branch_is_the_one_that_costs_more_and_the_report_says_so(cap
     with caplog.at_level(logging.WARNING, "fvflops"):
         analysis = FlopCountAnalysis(Choice(), X)
         assert analysis.total() == 3 * 2 * 4 * 64
-    assert "higher_order::cond: its larger branch" in caplog.text
+    assert "higher_order::cond: the costlier branch" in caplog.text
     assert analysis.by_module()["wide"] == analysis.total() and analysis.by_module()["many"] == 0
     assert not analysis.uncalled_modules()  # both were tried
     assert analysis.trace().about["execution"] == "shapes"
@@ -137,7 +137,7 @@ def test_what_the_other_branch_did_leaves_no_event():
     def model(x):
         return torch.cond(x.sum() > 0, lambda x: (x @ WEIGHT).relu(), lambda x: x @ WEIGHT @ WEIGHT, (x,))
 
-    trace = record_call(model, (X,), execution="shapes", weigh=lambda signature: TABLE.price(signature).macs)
+    trace = record_call(model, (X,), execution="shapes", estimate_cost=lambda signature: TABLE.price(signature).macs)
     ops = [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
     assert "aten::relu" not in ops and sum("mm" in op for op in ops) == 2
     made = {index for event in trace.events if event.kind == "op" for index in event.writes}
@@ -184,7 +184,7 @@ def test_a_loop_whose_end_is_not_known_turns_once_by_shapes_and_is_run_for_real_
     assert count_macs(shrink, x, execution="real") == count_macs(shrink, x, execution="auto") == {"forward": 4 * 16}
     assert count_macs(shrink, x, execution="shapes") == {"forward": 16}
     trace = record_call(shrink, (x,), execution="shapes")
-    assert trace.about["supposed"] == "higher_order::while_loop: one turn of its body"
+    assert trace.about["supposed"] == "higher_order::while_loop: one iteration"
     assert "supposed" not in record_call(shrink, (x,), execution="real").about
 
 

@@ -223,7 +223,7 @@ def test_a_recording_ends_where_it_began():
     thread = threading.Thread(target=end)
     thread.start()
     thread.join()
-    assert errors == ["a recording ends in the thread in which it was begun"]
+    assert errors == ["a recording must be stopped in the thread that started it"]
     model(X)
     run.__exit__(None, None, None)
     assert run.total() == 144
@@ -463,7 +463,7 @@ def test_what_needs_a_number_ends_a_recording_by_shapes(caught):
     model = make_net()
     optimizer = torch.optim.Adam(model.parameters())
     run = record(model, execution="shapes")
-    with pytest.raises(ExecutionError if caught else RuntimeError, match=r"_local_scalar_dense.*needs numbers"), run:
+    with pytest.raises(ExecutionError if caught else RuntimeError, match=r"_local_scalar_dense.*needs values"), run:
         loss = model(X).sum()
         loss.backward()
         optimizer.step()

@@ -212,7 +212,7 @@ def test_bad_input():
         ProfileAnalysis(model, torch.ones(1, 2), repeat=0)
     with pytest.raises(ValueError, match="not 'time'"):
         record(model, measure="time").__enter__()
-    with pytest.raises(ValueError, match="is for a real run"):
+    with pytest.raises(ValueError, match="requires execution='real'"):
         record(model, measure={"time"}, execution="shapes")
     with pytest.raises(ValueError, match="not \\{'watts'\\}"):
         ProfileAnalysis(model, torch.ones(1, 2), measure={"watts"}).total()

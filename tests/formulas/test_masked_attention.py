@@ -501,7 +501,7 @@ def test_a_mask_whose_numbers_are_not_there_stays_as_it_is():
     args = (torch.randn(1, 1, 70, D),) * 3 + (None, mask)
     assert count_mask(args, 4, lambda tensors: False)[4] is mask
     counted = count_mask(args, 4, lambda tensors: True)
-    assert counted[4][:-1] == mask[:-1] and counted[4][-1].stated == sum_blocks(
+    assert counted[4][:-1] == mask[:-1] and counted[4][-1].value == sum_blocks(
         flex.create_block_mask(MASKS["causal"], None, None, 70, 70, device="cpu", BLOCK_SIZE=16).to_dense(),
         70,
         70,

@@ -352,7 +352,7 @@ def test_a_network_that_finds_neighbours_is_run_for_real_or_told_how_many(name: 
     real = count(model, inputs, "real")
     assert count(model, inputs, "auto").by_module_and_operator() == real.by_module_and_operator()
     assert recorded(model, inputs).total() == real.total() > 0
-    with pytest.raises(ExecutionError, match=r"aten::nonzero.*use execution=\"auto\", or give the op a size"):
+    with pytest.raises(ExecutionError, match=r"aten::nonzero.*use execution=\"auto\", or assume its output size"):
         count(model, inputs, "shapes").total()
     told = count(model, inputs, "shapes", assume={"aten::nonzero": EDGES, "aten::index": EDGES})
     assert told.by_module_and_operator() == real.by_module_and_operator()

@@ -137,10 +137,10 @@ VALUES = (True, False, 0, 1, 3, 1.5)
 ARGUMENTS = [*((value,) for value in VALUES), *itertools.product(VALUES, VALUES), ((2, 3), [2, 3]), ((2,), (2, 3)), ()]
 
 
-@pytest.mark.parametrize("name", [name for name in vars(module._STAND_INS[SYMBOLIC]) if not name.startswith("_")])
+@pytest.mark.parametrize("name", [name for name in vars(module._PROXIES[SYMBOLIC]) if not name.startswith("_")])
 def test_a_stand_in_answers_as_torch_does(name):
     original = getattr(importlib.import_module(SYMBOLIC), name)
-    stand_in = getattr(module._STAND_INS[SYMBOLIC], name)
+    stand_in = getattr(module._PROXIES[SYMBOLIC], name)
 
     def outcome(function, arguments):
         try:
@@ -163,7 +163,7 @@ def test_torch_alone_gets_stand_ins_and_only_in_functions(nothing_heavy):
     for name, in_module, in_function in (("torch._refs", False, True), ("other", False, False)):
         space = {"__name__": name}
         with plain_sizes():
-            stand_in = module._STAND_INS[SYMBOLIC]
+            stand_in = module._PROXIES[SYMBOLIC]
             exec(code.partition("\n")[2], space)
             assert (space["ask"]() is stand_in.guard_or_false) is in_function
             exec(code, space)

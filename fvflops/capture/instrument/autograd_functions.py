@@ -1,4 +1,4 @@
-"""The regions of autograd.Function: its `apply` is invisible to dispatch, so it is wrapped while a recording lasts."""
+"""Record calls of autograd.Function as regions: `apply` does not dispatch, so it is wrapped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
 
-# On the base class that `Function.apply` calls, so that an `apply` which a program took hold of when it was imported
-# (`swish = Swish.apply`) is seen too.
+# Patched on the base class that `Function.apply` calls, so that an `apply` bound at import (`swish = Swish.apply`)
+# is recorded too.
 _APPLY = Patch(*function_apply, as_attribute=classmethod)
 
 
 def function_regions(recorder: Recorder) -> list[Wrapping]:
-    """Return what is to be wrapped so that each `Function.apply` which a recorder is to see is a region."""
+    """Return the wrappings that record each `Function.apply` as a region."""
     return [(_APPLY, partial(_around, recorder))]
 
 

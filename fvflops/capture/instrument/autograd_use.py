@@ -1,4 +1,4 @@
-"""Detect that a forward uses autograd, while it runs below autograd, where most such uses fail without an error."""
+"""Detect that a forward uses autograd while it runs below autograd, where most such uses fail silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
 
-# Grad mode is switched on by nothing but this, also by torch.enable_grad, as a context and as a decorator.
+# Every switch of grad mode goes through this, torch.enable_grad too, as a context and as a decorator.
 _SWITCHES = Patch(*grad_switch)
 _REQUESTS = Patch(torch.Tensor, "requires_grad_")
 _FLAGS = Patch(torch.Tensor, "requires_grad")
@@ -22,21 +22,21 @@ _DERIVATIVES = frozenset({TransformType.Grad, TransformType.Jvp})
 
 
 class AutogradUsed(BaseException):
-    """A run below autograd has come to where the model switches grad mode on.
+    """The model switched grad mode on in a run below autograd.
 
-    It is no Exception: a model that catches those would go on without gradients, and might do so for ever.
+    Not an Exception: a model that catches those would go on without gradients, possibly forever.
     """
 
 
 class AutogradUse:
-    """What was seen of a model's use of autograd; `seen` says what was called first, or is empty."""
+    """A model's use of autograd; `first_use` names the first call that showed it, "" for none."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.seen = ""
+        self.first_use = ""
 
     def wrappings(self) -> list[Wrapping]:
-        """Return what is to be wrapped to detect it; where the model switches grad mode on, AutogradUsed is raised."""
+        """Return the wrappings that detect it; where the model switches grad mode on, they raise AutogradUsed."""
         return [
             (_SWITCHES, self._around_switch),
             (_REQUESTS, self._around_request),
@@ -44,17 +44,17 @@ class AutogradUse:
             (ENGINE_RUNS, self._around_engine),
         ]
 
-    def _note(self, what: str) -> bool:
-        """Return whether a call that switches autograd on is the model's, in this thread, and note the first such."""
+    def _record_use(self, what: str) -> bool:
+        """Record a call that switches autograd on; return whether it is the model's and in a recorded thread."""
         is_use = self._recorder.is_recording_thread() and not _in_derivative()
-        if is_use and not self.seen:
-            self.seen = what
+        if is_use and not self.first_use:
+            self.first_use = what
         return is_use
 
     def _around_switch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def switch(enabled: bool) -> Any:
-            # In a thread of the model's own it would end a worker that others wait for.
-            if enabled and self._note("torch.enable_grad()") and get_ident() == self._recorder.thread:
+            # In a thread of the model, raising would end a worker that others wait for.
+            if enabled and self._record_use("torch.enable_grad()") and get_ident() == self._recorder.thread:
                 raise AutogradUsed
             return original(enabled)
 
@@ -63,34 +63,34 @@ class AutogradUse:
     def _around_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
             if requires_grad:
-                self._note("Tensor.requires_grad_()")
+                self._record_use("Tensor.requires_grad_()")
             return original(tensor, requires_grad)
 
         return requires_grad_
 
     def _around_flag(self, original: Any) -> Any:
-        own: Any = TensorBase.requires_grad
-        descriptor = original if isinstance(original, property) else own
+        base: Any = TensorBase.requires_grad
+        descriptor = original if isinstance(original, property) else base
 
-        def put(tensor: torch.Tensor, requires_grad: bool) -> None:
+        def set_flag(tensor: torch.Tensor, requires_grad: bool) -> None:
             if requires_grad:
-                self._note("Tensor.requires_grad = True")
+                self._record_use("Tensor.requires_grad = True")
             descriptor.__set__(tensor, requires_grad)
 
-        return property(descriptor.__get__, put)
+        return property(descriptor.__get__, set_flag)
 
     def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
                 return original(*args, **kwargs)
             except RuntimeError:  # the model may catch it
-                self._note("a backward pass")
+                self._record_use("a backward pass")
                 raise
 
         return run
 
 
 def _in_derivative() -> bool:
-    """Return whether torch.func takes a derivative just now: it does so below autograd too."""
+    """Return whether torch.func is computing a derivative, which works below autograd too."""
     interpreter = peek_interpreter()
     return interpreter is not None and interpreter.key() in _DERIVATIVES

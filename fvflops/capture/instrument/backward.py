@@ -1,4 +1,4 @@
-"""The backward passes: from which thread each is called, and which tensors get a gradient from it."""
+"""Wrap autograd's engine: record which thread calls a backward pass, and restore the gradients that it changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import leaves_of, restore_all
 from fvflops.torch_internals import engine_run
 
-# `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all come down to it.
+# `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all call it.
 ENGINE_RUNS = Patch(*engine_run)
 
 
 def backward_hooks(recorder: Recorder) -> list[Wrapping]:
-    """Return what is to be wrapped so that a recorder knows each backward pass."""
+    """Return the wrappings that record the calling thread of each backward pass."""
 
     def around(original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def backward_hooks(recorder: Recorder) -> list[Wrapping]:
 
 @contextmanager
 def gradients_restored() -> Iterator[None]:
-    """Put back, when the context ends, the gradients of all tensors that a backward pass in this thread reaches."""
+    """Restore, when the context ends, the gradients of all leaves that backward passes in this thread reach."""
     thread = get_ident()
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
@@ -57,9 +57,9 @@ def gradients_restored() -> Iterator[None]:
         try:
             yield
         finally:
-            restore_all(((_put_back, gradients.values()),))
+            restore_all(((_restore_gradient, gradients.values()),))
 
 
-def _put_back(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+def _restore_gradient(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
     leaf, gradient = state
     leaf.grad = gradient

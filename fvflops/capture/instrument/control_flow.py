@@ -1,4 +1,4 @@
-"""The control flow of torch's higher-order ops: run in Python while a recording lasts, so that all in it is seen."""
+"""Run torch's higher-order control flow ops (cond, while_loop, scan) in Python, so that the ops inside are recorded."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from fvflops.torch_internals import (
 )
 
 _DENSE = DispatchKey.CompositeExplicitAutograd
-# The function in torch, where it has one, that compiles what it is given and calls it.
+# torch's function, if it has one, that compiles the function it is given and calls it.
 _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
 _TRACERS = tuple(DispatchModeKey.__members__.values())
 
 
 class Mode(Protocol):
-    """What a dispatch mode knows that control flow asks for."""
+    """The dispatch mode's methods that control flow needs."""
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors hold the numbers that a real run sees."""
+        """Return whether tensors have the values of a real run."""
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Note what an op was taken to do for want of a number; `bound` says that it does no more than that."""
+        """Record an assumption about a data-dependent op; `bound`: the op costs at most that."""
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
-        """Record a launch of a kernel, which may write to all of its tensors, and make it if numbers are computed."""
+        """Record a launch of a kernel, which may write to all of its tensors, and run it in real execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What one call of a higher-order op works with: the op, what torch does, the recorder and the dispatch mode."""
+    """One call of a higher-order op: the op, torch's implementation, the recorder and the dispatch mode."""
 
     op: HigherOrderOperator
     original: Callable[..., Any]
@@ -64,7 +64,7 @@ class Flow:
         return f"higher_order::{self.op.name()}"
 
     def truth_of(self, value: Any) -> bool | None:
-        """Return whether a condition holds, or None where that is not known."""
+        """Return whether a condition is true, or None if unknown."""
         while isinstance(value, torch.Tensor) and is_functorch_wrapped(value):
             value = unwrap_functorch(value)
         if isinstance(value, torch.Tensor) and not self.mode.has_values([value]):
@@ -73,13 +73,13 @@ class Flow:
             return bool(value)
 
 
-def open_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
-    """Return what is to be wrapped so that branches and bodies run in Python, in this thread.
+def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
+    """Return the wrappings that run branches and bodies in Python, in this thread.
 
-    torch runs them below the dispatch modes, where nothing sees them, and differentiates them through a graph that it
-    traces. In Python each op is recorded, once for each time that it runs, and autograd goes back through it as through
-    any other; that torch's own backward runs a branch or a body forward again is not counted. An op at which the
-    recorder stops is left to torch, except that a kernel in Triton has its own name in any case.
+    torch runs them below the dispatch modes, unrecorded, and differentiates them through a traced graph. In Python each
+    op is recorded once per execution, and autograd differentiates it as any other; that torch's own backward reruns the
+    forward of a branch or body is not counted. Ops in `stops_at` are left to torch; Triton kernels are always recorded
+    by their own name.
     """
     wrappings: list[Wrapping] = [(_CALLS, partial(_run_inside, recorder, mode))]
     if _COMPILED is not None:
@@ -90,12 +90,12 @@ def open_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
 def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
         flow = Flow(op, partial(original, op), recorder, mode)
-        run, opens = _TOLD.get(op.name()), False
+        run, decomposes = _SINGLE_CALLS.get(op.name()), False
         if run is None and flow.name not in recorder.stops_at:
-            run, opens = _OPENED.get(op.name()), True
+            run, decomposes = _DECOMPOSED.get(op.name()), True
         if run is None or not recorder.is_recording_thread() or _is_traced():
             return flow.original(*args, **kwargs)
-        if opens:
+        if decomposes:
             recorder.decompose(flow.name)
         return run(flow, *args, **kwargs)
 
@@ -103,7 +103,7 @@ def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) ->
 
 
 def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Call what `torch.cond` and the like hand to torch.compile, which would compile the dispatch mode with it."""
+    """Call what `torch.cond` and others pass to torch.compile directly: compiling would include the dispatch mode."""
 
     def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
         if not recorder.is_recording_thread():
@@ -114,32 +114,32 @@ def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callabl
 
 
 def _is_traced() -> bool:
-    """Return whether torch makes a graph of what runs, and has rules of its own for that."""
+    """Return whether torch traces a graph, for which it has its own rules."""
     return any(get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
-def _choose(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
-    """Run the branch that is taken, or both where that is not known, of which the larger counts.
+def _cond(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+    """Run the branch taken; if unknown, run both and keep the costlier.
 
-    Where `vmap` makes many conditions of one, both run and are chosen from, as in torch.
+    Where `vmap` batches the condition, both run and are selected elementwise, as in torch.
     """
     if isinstance(pred, torch.Tensor) and is_batched(pred):
         return pytree.tree_map(partial(torch.where, pred), true_fn(*operands), false_fn(*operands))
     truth = flow.truth_of(pred)
     if truth is not None:
         return (true_fn if truth else false_fn)(*operands)
-    flow.mode.assume_outcome(flow.name, "its larger branch", bound=True)
+    flow.mode.assume_outcome(flow.name, "the costlier branch", bound=True)
     return flow.recorder.keep_costliest_branch([partial(true_fn, *operands), partial(false_fn, *operands)])
 
 
-def _loop(
+def _while_loop(
     flow: Flow, cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any] = (), **_: Any
 ) -> Any:
-    """Run the body as often as the condition holds; once, where the condition is not known from the beginning."""
+    """Run the body while the condition holds; once if the condition is unknown from the start."""
     values, result = list(carried), None
     while (truth := flow.truth_of(cond_fn(*values, *additional))) is not False:
         if truth is None:
-            what = "one turn of its body" if result is None else "the turns of its body that are known"
+            what = "one iteration" if result is None else "the iterations that are known"
             flow.mode.assume_outcome(flow.name, what, bound=False)
             if result is not None:
                 break
@@ -153,10 +153,10 @@ def _loop(
 
 
 def _scan(flow: Flow, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
-    """Run the body once for each slice, the carry going on from one to the next, and stack what it puts out.
+    """Run the body for each slice, passing the carry on, and stack its outputs.
 
-    A graph gives all its results in one list. A function called by `scan` gives the carry and the rest, nested as they
-    please, and `scan` wants them so.
+    A graph returns all results in one list. A function called by `scan` returns carry and outputs as nested structures,
+    which `scan` expects back.
     """
     carry = list(init)
     rows: list[list[Any]] = []
@@ -171,28 +171,30 @@ def _scan(flow: Flow, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], a
 
 
 def _run_first(flow: Flow, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    """Run what the first argument is on the others."""
+    """Call the first argument with the others."""
     return subgraph(*operands)
 
 
 def _run_named(flow: Flow, subgraph: Any, identifier: str, *operands: Any) -> Any:
-    """Run what the first argument is on all but its name, the second."""
+    """Call the first argument with all others but its name, the second."""
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
 
 
 def _run_on_list(flow: Flow, subgraph: Any, operands: Sequence[Any]) -> Any:
-    """Run what the first argument is on the list that is the second."""
+    """Call the first argument with the items of the second, a list."""
     return subgraph(*operands)
 
 
 def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's own kernel, which calls what is inside, in sight of the dispatch mode."""
+    """Run torch's own kernel under the dispatch mode; it calls the function inside."""
     return flow.op.py_kernels[_DENSE](*args, **kwargs)
 
 
-def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any) -> Any:
-    """Record a kernel in Triton by its own name, with its own arguments: nobody sees what it does."""
-    with deferred():  # what is half imported cannot be imported again
+def _launch_triton(
+    flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any
+) -> Any:
+    """Record a Triton kernel by its own name and arguments: its body is opaque."""
+    with deferred():  # an interrupted import cannot be repeated
         from fvflops.torch_internals import triton_kernel_wrap
 
     clones = rest.pop("tensors_to_clone", None)
@@ -207,28 +209,28 @@ def _launch(flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapp
         kwargs=arguments,
         **rest,
     )
-    told = {**arguments, **table.get_constant_args(constant_args_idx)}
-    launch_kernel(flow.mode, table.get_kernel(kernel_idx), told, run, sys._getframe(1))
+    all_arguments = {**arguments, **table.get_constant_args(constant_args_idx)}
+    launch_kernel(flow.mode, table.get_kernel(kernel_idx), all_arguments, run, sys._getframe(1))
     return None if clones is None else {item: arguments[item] for item in clones}
 
 
-def _attend(flow: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Leave flex attention to torch, the pairs that its block mask leaves counted."""
+def _flex_attention(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+    """Run torch's flex attention with the pairs of its block mask counted."""
     return flow.original(*count_mask(args, BLOCK_MASKS[flow.op.name()], flow.mode.has_values), **kwargs)
 
 
-# Ops that stay one call, of which more is told than the dispatch mode sees.
-_TOLD: dict[str, Callable[..., Any]] = {
-    "flex_attention": _attend,
-    "flex_attention_backward": _attend,
-    "triton_kernel_wrapper_functional": _launch,
-    "triton_kernel_wrapper_mutation": _launch,
+# Ops recorded as one call, with more information than the dispatch mode gets.
+_SINGLE_CALLS: dict[str, Callable[..., Any]] = {
+    "flex_attention": _flex_attention,
+    "flex_attention_backward": _flex_attention,
+    "triton_kernel_wrapper_functional": _launch_triton,
+    "triton_kernel_wrapper_mutation": _launch_triton,
 }
 
-# Ops that are looked into.
-_OPENED: dict[str, Callable[..., Any]] = {
-    "cond": _choose,
-    "while_loop": _loop,
+# Ops that are decomposed.
+_DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
     "scan": _scan,
     "map_impl": _run_kernel,
     "associative_scan": _run_kernel,

@@ -1,4 +1,4 @@
-"""The watching of a run: modules, functions, control flow, checkpoints and optimizers, and every op."""
+"""Instrument a run: modules, functions, control flow, checkpoints, optimizers, threads, and every op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
-from fvflops.capture.instrument.control_flow import open_control_flow
+from fvflops.capture.instrument.control_flow import run_control_flow
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapping, wrapped
@@ -24,7 +24,7 @@ from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.interrupts import deferred
-from fvflops.capture.restore.torch_state import mode_is_on
+from fvflops.capture.restore.torch_state import dispatch_mode_active
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
 from fvflops.torch_internals import loaded_compiler
@@ -33,7 +33,7 @@ from fvflops.torch_internals import loaded_compiler
 @contextmanager
 def instrument(
     recorder: Recorder,
-    reading: ModelIndex,
+    model_index: ModelIndex,
     mode: RecordingMode | ShapeMode,
     wrappings: Iterable[Wrapping] = (),
     *,
@@ -41,11 +41,11 @@ def instrument(
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Let a recorder see what runs in this thread for as long as the context lasts, some `wrappings` beside its own.
+    """Record what runs in this thread while the context lasts; `wrappings` are added to the standard ones.
 
-    `training` says that backward passes, of which what runs in autograd's threads is seen too, and optimizers' steps
-    are to be told apart; `prepare` is called with an optimizer before each of its steps. `grad_mode` makes the context
-    in which a thread that the model starts runs, as this one does.
+    `training`: backward passes, including autograd's threads, and optimizer steps get phases of their own. `prepare` is
+    called with an optimizer before each of its steps. `grad_mode` creates the context for a thread that the model
+    starts, equal to this one's.
     """
 
     @contextmanager
@@ -56,7 +56,7 @@ def instrument(
     wrappings = [
         *wrappings,
         *function_regions(recorder),
-        *open_control_flow(recorder, mode),
+        *run_control_flow(recorder, mode),
         *data_exports(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
@@ -64,23 +64,23 @@ def instrument(
     if training:
         wrappings += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
-        module_scopes(recorder, reading),
+        module_scopes(recorder, model_index),
         wrapped(wrappings),
         optimizer_phase(recorder, prepare) if training else nullcontext(),
-        mode_is_on(mode),
+        dispatch_mode_active(mode),
     ):
         yield
 
 
 @contextmanager
 def compiler_disabled() -> Iterator[None]:
-    """Run compiled code eagerly for as long as the context lasts, what is compiled meanwhile too.
+    """Run compiled code eagerly while the context lasts, also code compiled meanwhile.
 
-    Otherwise torch.compile meets the dispatch mode, marks the code as not to be compiled ever again, and refuses to run
-    where a whole graph was asked for.
+    Otherwise torch.compile would meet the dispatch mode, exclude the code from compilation for good, and raise where a
+    full graph is required.
     """
     if is_compiler_loaded():
-        with _EAGER.kept():
+        with _EAGER.forced_eager():
             yield
         return
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def compiler_disabled() -> Iterator[None]:
                 compiled = original(*args, **kwargs)
                 if not loaded and is_compiler_loaded():
                     with deferred():
-                        stack.enter_context(_EAGER.kept())
+                        stack.enter_context(_EAGER.forced_eager())
                 return compiled
 
             return compile_
@@ -101,42 +101,42 @@ def compiler_disabled() -> Iterator[None]:
 
 
 class _Stance:
-    """The one stance that torch's compiler has for all threads, kept eager by as many as want that, who may overlap."""
+    """The process-wide stance of torch's compiler, forced to eager while any of several overlapping users needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keepers: set[object] = set()
+        self._users: set[object] = set()
         self._before = ExitStack()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep it eager as long as the context lasts."""
-        keeper = object()
+    def forced_eager(self) -> Iterator[None]:
+        """Force eager mode while the context lasts."""
+        user = object()
         try:
             with deferred(), self._lock:
-                if not self._keepers:
+                if not self._users:
                     self._before.enter_context(torch.compiler.set_stance("force_eager"))
-                self._keepers.add(keeper)
+                self._users.add(user)
             yield
         finally:
             with deferred(), self._lock:
-                if keeper in self._keepers:  # a forked child has left
-                    self._keepers.remove(keeper)
-                    if not self._keepers:
+                if user in self._users:  # already removed in a forked child
+                    self._users.remove(user)
+                    if not self._users:
                         self._before.close()
 
-    def leave(self) -> None:
-        """In a forked child, keep it eager for nobody."""
+    def restore_in_child(self) -> None:
+        """In a forked child, restore the stance."""
         self._lock = threading.Lock()
-        self._keepers.clear()
+        self._users.clear()
         self._before.close()
 
 
 _EAGER = _Stance()
-at_fork(_EAGER.leave)
+at_fork(_EAGER.restore_in_child)
 _COMPILE = Patch(torch, "compile")
 
 
 def is_compiler_loaded() -> bool:
-    """Return whether the program may have compiled code; to load the compiler takes seconds."""
+    """Return whether the program may have compiled code, without loading the compiler, which takes seconds."""
     return loaded_compiler() is not None

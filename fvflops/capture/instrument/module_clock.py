@@ -1,4 +1,4 @@
-"""The module clock: what the calls of a model's modules take when nothing else is watched."""
+"""Time the calls of a model's modules without per-op instrumentation."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ def clock_modules(
     gradients: bool,
     written: Sequence[torch.Tensor] = (),
 ) -> Trace:
-    """Return the Trace of a forward pass that holds the times of modules' calls, and no ops.
+    """Return the Trace of a forward pass with the times of module calls and no ops.
 
-    No dispatch mode is on, so that a call takes what it takes without fvflops, but for two looks at the clock. With
-    `gradients` autograd takes down the pass. Compiled functions run eagerly, as they do where ops are watched, and
-    other recordings see nothing of it. The model, its buffers and the inputs are left as they were, of its parameters
-    those that are `written`: to copy all of them could take more memory than there is.
+    No dispatch mode is active, so the only overhead per call is reading the clock twice. With `gradients` autograd
+    builds a graph. Compiled functions run eagerly, as in recordings of ops; outer recordings are paused. The model, its
+    buffers and the inputs are restored, of the parameters only those in `written`: a copy of all might exceed memory.
     """
-    reading = ModelIndex(model)
-    recorder = Recorder(StopsAt(frozenset()), backward=False, meter=Probe({"time"}, next(iter(reading.devices), None)))
+    model_index = ModelIndex(model)
+    recorder = Recorder(
+        StopsAt(frozenset()), backward=False, probe=Probe({"time"}, next(iter(model_index.devices), None))
+    )
     with (
         deferred(),
         suspend_outer_recordings(),
         compiler_disabled(),
-        unchanged(reading, (args, kwargs), written),
+        unchanged(model_index, (args, kwargs), written),
         torch.set_grad_enabled(gradients),
-        module_scopes(recorder, reading),
+        module_scopes(recorder, model_index),
         model_runs(),
     ):
         model(*args, **kwargs)
     recorder.close()
     assert recorder.probe is not None
-    return recorder.trace(reading.tree, recorder.probe.about())
+    return recorder.trace(model_index.tree, recorder.probe.about())
 
 
 @contextmanager
-def unchanged(reading: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Leave a model, its buffers and its inputs as they were, whatever is done that no dispatch mode sees.
+def unchanged(model_index: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Restore a model, its buffers and its inputs, whatever bypasses dispatch modes.
 
-    That is so of all tensors that a model or an object among the inputs holds, but for sparse ones, and for parameters
-    that are not among those `written`.
+    Covers all tensors in the model or in objects among the inputs, except sparse ones and parameters not in `written`.
     """
-    snapshot = Snapshot(reading, inputs)
-    buffers = [tensor for tensor, row in zip(reading.tensors, reading.rows, strict=True) if row[2] == "buffer"]
+    snapshot = Snapshot(model_index, inputs)
+    buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
         views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _has_elements(tensor)]
-        held = [(view, view.clone()) for view in views]
+        saved = [(view, view.clone()) for view in views]
     try:
         yield
     finally:
         try:
-            restore_all((((lambda state: _put_back(*state)), held),))
+            restore_all((((lambda state: _restore_view(*state)), saved),))
         finally:
             snapshot.restore()
 
@@ -80,7 +80,7 @@ def _has_elements(tensor: torch.Tensor) -> bool:
 
 
 def _view_once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view that keeps its shape whatever the tensor becomes, with each element of an expanded one once."""
+    """Return a detached view with expanded dimensions narrowed to size 1; metadata changes do not affect it."""
     view = tensor.detach()
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         if size > 1 and not stride:
@@ -88,7 +88,7 @@ def _view_once(tensor: torch.Tensor) -> torch.Tensor:
     return view
 
 
-def _put_back(view: torch.Tensor, before: torch.Tensor) -> None:
+def _restore_view(view: torch.Tensor, before: torch.Tensor) -> None:
     same = torch.equal(view, before) if view.is_quantized else torch.equal(_bytes_of(view), _bytes_of(before))
     if not same:
         with torch.inference_mode() if view.is_inference() else torch.no_grad():
@@ -96,5 +96,5 @@ def _put_back(view: torch.Tensor, before: torch.Tensor) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements: by their values what is not a number would differ from itself."""
+    """Return the bytes of a tensor's elements: NaNs compare unequal by value."""
     return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The scope stack: a module's name is pushed when it is called, and popped when it returns."""
+"""Open a region when a module of the model is called, and close it when it returns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
-from fvflops.capture.restore.torch_state import function_mode_goes
+from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import function_mode_stack, module_call
 
-# Their forward takes a fused path, in which neither their submodules nor their products show, when no gradient is
-# needed and no torch function mode is on. A mode that does nothing therefore keeps them on the path that training
-# takes, and, unlike torch.backends.mha's switch, nobody else sees it.
+# Without gradients and torch function modes, their forward takes a fused path that shows neither submodules nor matrix
+# products. A no-op mode keeps them on the path of training and, unlike torch.backends.mha's switch, is not global.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 CALLS = Patch(*module_call)
@@ -35,57 +34,57 @@ class _Unfused(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
-        # A signal may have broken off what torch does with the stack of modes.
+        # A signal may have interrupted torch's handling of the mode stack.
         stack = function_mode_stack()
         if stack and stack[-1] is self:
             super().__exit__(*error)
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, reading: ModelIndex) -> Iterator[None]:
-    """Push and pop the modules of a model for as long as the context lasts; what is inside a ScriptModule is not seen.
+def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]:
+    """Record calls of a model's modules as regions while the context lasts; the inside of a ScriptModule is opaque.
 
-    The one method that every call of a module goes through is wrapped while it lasts: torch's hooks cost three times as
-    much a call, do not see keyword arguments before it, and do not run for an exception such as KeyboardInterrupt.
+    The one method that every module call goes through is wrapped. torch's hooks cost three times as much per call, do
+    not get keyword arguments before it, and do not run after exceptions such as KeyboardInterrupt.
     """
-    compiled = [(module, call) for module in reading.modules if (call := module._compiled_call_impl) is not None]
+    compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
-    # What `module.compile()` does is put off until the context ends: it would take hold of the method as it is now.
-    waiting: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    # `module.compile()` is deferred until the context ends: it would bind the wrapped method.
+    deferred: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
-    def put_off(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda module, *args, **kwargs: waiting.append((module, args, kwargs))
+    def defer_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda module, *args, **kwargs: deferred.append((module, args, kwargs))
 
-    def compile_again() -> None:
+    def restore_compiled() -> None:
         for module, call in compiled:
             module._compiled_call_impl = call
 
     try:
         with (
-            wrapped([(CALLS, partial(_around, recorder, reading, unfused)), (_COMPILES, put_off)]),
-            function_mode_goes(unfused),
-            undone_in_child(compile_again),
+            wrapped([(CALLS, partial(_around, recorder, model_index, unfused)), (_COMPILES, defer_compile)]),
+            function_mode_removed(unfused),
+            undone_in_child(restore_compiled),
         ):
             try:
                 for module, _ in compiled:
-                    module._compiled_call_impl = None  # it holds the method as it was
+                    module._compiled_call_impl = None  # bound to the unwrapped method
                 yield
             finally:
-                compile_again()
+                restore_compiled()
     finally:
-        for module, args, kwargs in waiting:
+        for module, args, kwargs in deferred:
             module.compile(*args, **kwargs)
 
 
 def _around(
-    recorder: Recorder, reading: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
+    recorder: Recorder, model_index: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    scripts = {name: module for module, name in reading.names.items() if isinstance(module, torch.jit.ScriptModule)}
+    scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
-    fused = {id(module) for module in reading.modules if isinstance(module, _FUSED)}
+    fused = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(map(id, reading.modules), map(recorder.region, reading.regions), strict=True))
+    regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]
@@ -112,7 +111,7 @@ def _around(
         if unseen is not None:
             unseen.leave(result, getattr(module, "forward", None))
         if recorder.has_threads:
-            recorder.own_graph(result, (args, kwargs))
+            recorder.assign_graph(result, (args, kwargs))
         leave(token, result)
         return result
 
@@ -120,9 +119,9 @@ def _around(
 
 
 def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:
-    """Return the ops that `torch.jit.optimize_for_inference` put where dispatch does not see them.
+    """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch.
 
-    A loop's body is listed once, since its graph does not say how often it runs.
+    The body of a loop is listed once, since the graph does not contain the trip count.
     """
 
     def kinds(block: Any) -> Iterator[str]:

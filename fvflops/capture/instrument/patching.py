@@ -1,4 +1,4 @@
-"""The patch: a function of torch, wrapped by all who watch its calls, who may come and go in any order."""
+"""Wrap a function of torch by any number of users, added and removed in any order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
 
 _LOCK = threading.RLock()
-# The patches that are wrapped just now.
+# Patches in use.
 _WRAPPED: dict[int, Patch] = {}
 
 
 class Patch:
-    """One attribute of a class or a module that calls go through; as long as nobody watches, it is torch's own.
+    """An attribute of a class or module through which calls go; restored when the last wrapper is removed.
 
-    `as_attribute` makes an attribute of a function: `staticmethod` or `classmethod`, where it is one.
+    `as_attribute` is `staticmethod` or `classmethod` where the attribute is one.
 
     >>> class Door:
     ...     def open(self):
@@ -38,7 +38,7 @@ class Patch:
 
     def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] | None = None) -> None:
         self._owner = owner
-        # What is lost, where this torch has no such function.
+        # The feature that is lost where this torch has no such function, else None.
         self.lost = message_of_missing(owner)
         self._name = name
         self._as_attribute = as_attribute
@@ -47,7 +47,7 @@ class Patch:
         self._original: Function = self._inherited
 
     def wrapped(self, wrap: Wrap) -> AbstractContextManager[None]:
-        """Wrap the function for as long as the context lasts; `wrap` makes a function of the one to be called."""
+        """Wrap the function while the context lasts; `wrap` takes the function to call and returns its replacement."""
         return wrapped([(self, wrap)])
 
     def _add(self, wrap: Wrap) -> None:
@@ -56,29 +56,29 @@ class Patch:
             self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
             _WRAPPED[id(self)] = self
         self._wraps.append(wrap)
-        self._put()
+        self._apply()
 
     def _drop(self, wrap: Wrap) -> None:
-        if wrap not in self._wraps:  # a forked child has dropped it
+        if wrap not in self._wraps:  # already removed in a forked child
             return
         self._wraps.remove(wrap)
         if self._wraps:
-            self._put()
+            self._apply()
         else:
-            self._put_back()
+            self._restore()
 
-    def leave(self) -> None:
-        """Let nobody watch any more."""
+    def remove_all(self) -> None:
+        """Remove all wrappers."""
         self._wraps.clear()
-        self._put_back()
+        self._restore()
 
-    def _put(self) -> None:
+    def _apply(self) -> None:
         call = self._original
         for wrap in self._wraps:
             call = wrap(call)
         setattr(self._owner, self._name, call if self._as_attribute is None else self._as_attribute(call))
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         if self._own is not None:
             setattr(self._owner, self._name, self._own)
         elif self._name in vars(self._owner):
@@ -89,15 +89,15 @@ class Patch:
         return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)
 
 
-# A function, and what makes of the one to be called the one that is called in its place.
+# A patch, and a function from the function to call to its replacement.
 Wrapping = tuple[Patch, Wrap]
 
 
 @contextmanager
 def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
-    """Wrap functions for as long as the context lasts, all in one step and back in another: a run wraps some 30.
+    """Wrap functions while the context lasts, all in one locked step: a run wraps about 30.
 
-    One that this torch does not have is left out, with a warning that says what is lost.
+    Functions that this torch lacks are skipped, with a warning that names the lost feature.
     """
     wrappings = list(wrappings)
     for lost in {patch.lost: None for patch, _ in wrappings if patch.lost is not None}:
@@ -114,12 +114,12 @@ def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
                 patch._drop(wrap)
 
 
-def _leave_all() -> None:
-    """In a forked child, leave what the threads of the parent watch."""
+def _remove_all_in_child() -> None:
+    """In a forked child, remove the wrappers that the parent's threads added."""
     global _LOCK
     _LOCK = threading.RLock()
     for patch in list(_WRAPPED.values()):
-        patch.leave()
+        patch.remove_all()
 
 
-at_fork(_leave_all)
+at_fork(_remove_all_in_child)

@@ -1,4 +1,4 @@
-"""The meter: the time and the memory of each op and each region, less what watching them takes."""
+"""Measure time and memory of ops and regions, with profiling overhead subtracted."""
 
 from __future__ import annotations
 
@@ -19,43 +19,42 @@ from fvflops.torch_internals import (
 )
 
 MEASURES = ("time", "memory")
-# An op that does nothing, and that torch.profiler does not see. It is called after each of the first ops, and then
-# after one in so many; of so many of its times half are forgotten.
+# An op that does nothing and that torch.profiler does not record. It runs after each of the first ops, then after every
+# `_SAMPLE_EVERY`th; of `_MAX_SAMPLES` samples half are dropped.
 _do_nothing = torch.ops.aten.is_complex.default._op
-_ONE_IN, _MOST = 8, 1000
-# So many cycles, some half a millisecond, a CUDA device waits before each op and each region.
-_HOLD = 1_000_000
-# What is subtracted from an op's time is at most this share of it.
-_MOST_OF_OP = 0.1
-_DURATION = 10  # where it stands in an event's row
+_SAMPLE_EVERY, _MAX_SAMPLES = 8, 1000
+# Cycles for which a CUDA device sleeps before each op and region, about half a millisecond.
+_SLEEP_CYCLES = 1_000_000
+# At most this share of an op's time is subtracted.
+_MAX_SHARE = 0.1
+_DURATION = 10  # its position in an event's row
 
 
 class StartMark:
-    """What was read when an op or a region began; the clock `ns` last, as what is done after it is timed too."""
+    """Readings at the start of an op or region; the clock `ns` is read last, since what follows it is timed."""
 
-    __slots__ = ("event", "holds", "memory", "ns", "overhead_ns")
+    __slots__ = ("event", "memory", "ns", "overhead_ns", "sleeps")
 
-    def __init__(self, lost: int, event: Any, memory: int | None, holds: int) -> None:
+    def __init__(self, overhead_ns: int, event: Any, memory: int | None, sleeps: int) -> None:
         self.ns = 0
-        self.overhead_ns = lost
+        self.overhead_ns = overhead_ns
         self.event = event
         self.memory = memory
-        self.holds = holds
+        self.sleeps = sleeps
 
 
 class Probe:
-    """Reads the clock, and a device's allocator, around ops and regions.
+    """Reads the clock and a device's allocator around ops and regions.
 
-    On CUDA a pair of events stands around each, so that nothing waits for the device until the end. Before each the
-    device is held for a while: one that has nothing else to do would wait for the launch of the kernels, which takes
-    longer than most of them, with the clock running. Of a region's time the holds in it are subtracted.
+    On CUDA each is enclosed in a pair of events, so that nothing synchronises until the end. Before each, the device
+    sleeps: otherwise an idle device would be timed waiting for kernel launches, which take longer than most kernels.
+    A region's time excludes the sleeps inside it.
 
-    `per_op` is the time in ns that the way from Python into an op and back takes: ten times what it takes in a loop,
-    since kernels leave nothing of it in the processor's caches, so that it is sampled in the run itself, by an op that
-    does nothing. On a CPU its median is subtracted from each op's time, but of small ops, which leave more in the
-    caches, no more than a tenth. `lost` is the time in ns that watching took so far: what the dispatch mode did,
-    measured, and for each op that way once more. It is subtracted from a region's time. `live` are the bytes of the
-    storages that the run made and that are alive, which on a CPU is the memory that is told.
+    `dispatch_ns` is the dispatch overhead of one op in ns: ten times that in a tight loop, since kernels evict it from
+    the processor's caches; hence it is sampled in the run, by a no-op. On a CPU its median is subtracted from each op's
+    time, but at most a tenth, since small ops evict less. `overhead_ns` is the profiling overhead so far in ns: the
+    measured time of the dispatch mode, and one dispatch overhead per op. It is subtracted from a region's time. `live`
+    is the number of bytes in live storages that the run created, which is the memory reported on a CPU.
     """
 
     def __init__(self, measure: Collection[str], device: torch.device | None = None) -> None:
@@ -69,17 +68,18 @@ class Probe:
         self.live = 0
         self.dispatch_ns = 0
         self._ops = 0
-        self._dispatch_samples: list[int] = []  # in the order of their times
-        self._holds: list[tuple[Any, Any]] = []  # events before and after each
+        self._dispatch_samples: list[int] = []  # sorted
+        self._sleeps: list[tuple[Any, Any]] = []  # events before and after each sleep
         with disable_dispatch_modes(), disable_torch_function():
             self._tensor = torch.zeros((), device="cpu")
-            _do_nothing(self._tensor)  # the first call in a process takes longer
-        # Read first and last around an op, without a function of ours between: after a kernel that would take long.
+            _do_nothing(self._tensor)  # warm-up
+        # Called first and last around an op, directly: a Python function would take long after a kernel evicted the
+        # caches.
         self.clock = perf_counter_ns
         self._origin = self.clock()
 
     def begin(self) -> StartMark:
-        """Return what is to be known of an op or a region that begins now, but for the clock, which is to be read."""
+        """Return the readings at the start of an op or region, except the clock, which the caller reads last."""
         event = memory = None
         if self._memory:
             memory = self.live if self._cuda is None else _allocated(self._cuda)["current"]
@@ -87,30 +87,30 @@ class Probe:
                 torch.cuda.reset_peak_memory_stats(self._cuda)
         if self._time and self._cuda is not None:
             before = _record_event()
-            cuda_sleep(_HOLD)
+            cuda_sleep(_SLEEP_CYCLES)
             event = _record_event()
-            self._holds.append((before, event))
-        return StartMark(self.overhead_ns, event, memory, len(self._holds))
+            self._sleeps.append((before, event))
+        return StartMark(self.overhead_ns, event, memory, len(self._sleeps))
 
     def end(self, begun: StartMark, now: int) -> Any:
-        """Return the time in ns since something began, less the overhead; on CUDA what will tell it.
+        """Return the duration in ns since a start, less the overhead; on CUDA, the events that will give it.
 
-        The overhead of the ops inside is an estimate, which may be more than a small region took.
+        Clamped at 0: the overhead of the ops inside is an estimate, which may exceed the time of a small region.
         """
         if begun.event is None:
             return max(now - begun.ns - (self.overhead_ns - begun.overhead_ns), 0)
-        return begun.event, _record_event(), begun.holds, len(self._holds)
+        return begun.event, _record_event(), begun.sleeps, len(self._sleeps)
 
     def sample(self) -> None:
-        """Note that an op has run, and after some see what the way to an op and back takes, if no other mode would."""
+        """Count an op; regularly measure the dispatch overhead, unless other modes are active, which would see it."""
         self._ops += 1
-        due = self._time and (self._ops <= _ONE_IN or self._ops % _ONE_IN == 0)
+        due = self._time and (self._ops <= _SAMPLE_EVERY or self._ops % _SAMPLE_EVERY == 0)
         if not due or dispatch_stack_length() or function_stack_length():
             return
         begun = self.clock()
         _do_nothing(self._tensor)
         insort(self._dispatch_samples, self.clock() - begun)
-        if len(self._dispatch_samples) > _MOST:
+        if len(self._dispatch_samples) > _MAX_SAMPLES:
             del self._dispatch_samples[::2]
         self.dispatch_ns = self._dispatch_samples[len(self._dispatch_samples) // 2]
 
@@ -125,7 +125,7 @@ class Probe:
         return *times, begun.memory, allocated["current"], allocated["peak"]
 
     def about(self) -> dict[str, str]:
-        """Return what a Trace tells of the measuring: what was measured, and what was subtracted for it, in all."""
+        """Return the Trace's metadata of the measurement: what was measured, and the overhead subtracted in total."""
         measured = [name for name, on in (("time", self._time), ("memory", self._memory)) if on]
         about = {"measured": ", ".join(measured)}
         return about | (
@@ -133,14 +133,14 @@ class Probe:
         )
 
     def resolve(self, events: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return events with the times that CUDA has measured, all of whose work is waited for, or that ops took."""
+        """Return events with final durations: on CUDA after synchronising, on a CPU less the dispatch overhead."""
         if not self._time:
             return list(events)
         if self._cuda is None:
             return [self._without_dispatch(event) for event in events]
         torch.cuda.synchronize(self._cuda)
-        held = [0, *accumulate(_nanoseconds(*pair) for pair in self._holds)]
-        return [_resolve(event, held) for event in events]
+        slept = [0, *accumulate(_nanoseconds(*pair) for pair in self._sleeps)]
+        return [_resolve(event, slept) for event in events]
 
     def _without_dispatch(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
         if event[0] != "op" or len(event) <= _DURATION:
@@ -148,17 +148,17 @@ class Probe:
         duration = event[_DURATION]
         return (
             *event[:_DURATION],
-            duration - min(self.dispatch_ns, int(duration * _MOST_OF_OP)),
+            duration - min(self.dispatch_ns, int(duration * _MAX_SHARE)),
             *event[_DURATION + 1 :],
         )
 
 
-def _resolve(event: tuple[Any, ...], held: Sequence[int]) -> tuple[Any, ...]:
-    """Return an event with its time; `held` is for how long the device was held before each hold, in all."""
+def _resolve(event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
+    """Return an event with its duration; `slept` is the cumulative sleep time before each sleep."""
     if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
         return event
     start, end, first, last = event[_DURATION]
-    duration = max(_nanoseconds(start, end) - (held[last] - held[first]), 0)
+    duration = max(_nanoseconds(start, end) - (slept[last] - slept[first]), 0)
     return *event[:_DURATION], duration, *event[_DURATION + 1 :]
 
 
@@ -173,7 +173,7 @@ def _nanoseconds(start: Any, end: Any) -> int:
 
 
 def _allocated(device: torch.device) -> dict[str, int]:
-    """Return the bytes that a CUDA device's allocator has handed out, now and at most, without torch's whole list."""
+    """Return the bytes allocated on a CUDA device, current and peak; faster than torch's full flat statistics."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     found: dict[str, int] = stats["allocated_bytes"]["all"]
     return found

@@ -1,4 +1,4 @@
-"""The recompute: a checkpointed forward that runs again inside the backward pass, told apart from both."""
+"""Separate the phase "recompute": a checkpointed forward that reruns inside the backward pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ _MAKE_FRAME = Patch(CheckpointFrame, "__init__")
 _MAKE_HOOK = Patch(RecomputationHook, "__init__")
 _ENTER_HOOK = Patch(RecomputationHook, "__enter__")
 _LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
-_GO_BACK = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
+_RERUN_BACKWARD = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
 
 
 def recompute_phase(recorder: Recorder) -> list[Wrapping]:
-    """Return what is to be wrapped so that a recorder knows each forward which activation checkpointing runs again.
+    """Return the wrappings that record each forward rerun by activation checkpointing.
 
-    What runs again belongs to the stack under which `checkpoint` was called. Without reentrancy it runs while a saved
-    tensor is unpacked, so the hook for that is watched; with it, inside the backward of CheckpointFunction: its own ops
-    are the rerun, while those of the nodes made by it are a backward pass, and so is the addition of gradients that
-    autograd does for its node.
+    A rerun belongs to the stack under which `checkpoint` was called. Non-reentrant checkpoints rerun while a saved
+    tensor is unpacked, so that hook is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction: ops
+    there are recompute, except those of the nodes that it created and the accumulation of gradients for its node.
     """
-    called: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by frame
-    runs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # by hook: where, and whence
+    called: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # frame → stack of the checkpoint call
+    runs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
 
     def make_frame(original: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +63,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
 
         return leave
 
-    def go_back(original: Any) -> Any:
+    def rerun_backward(original: Any) -> Any:
         def backward(ctx: Any, *gradients: Any) -> Any:
             if not recorder.is_recording_thread():
                 return original(ctx, *gradients)
@@ -81,5 +80,5 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
         (_MAKE_HOOK, make_hook),
         (_ENTER_HOOK, enter_hook),
         (_LEAVE_HOOK, leave_hook),
-        (_GO_BACK, go_back),
+        (_RERUN_BACKWARD, rerun_backward),
     ]

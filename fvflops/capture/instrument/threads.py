@@ -1,4 +1,4 @@
-"""Record the threads that a model starts, and what it hands to a pool of threads, in the modules that do so."""
+"""Record threads that a model starts, and work it submits to thread pools, under the module that does so."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fvflops.capture.recorder.recorder import Recorder
 Enter = Callable[[], AbstractContextManager[Any]]
 
 _START = Patch(threading.Thread, "start")
-# Methods whose first argument is what a worker of a pool calls.
+# Methods whose first argument is the function that a pool's worker calls.
 _POOLS = (
     Patch(ThreadPoolExecutor, "submit"),
     *(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
 )
-# Modules whose threads wait for work from anybody; what they are given is recorded, not they.
+# Modules whose worker threads serve any caller: the submitted functions are recorded instead of the threads.
 _WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapping]:
-    """Return what is to be wrapped so that what is started in other threads is recorded.
+    """Return the wrappings that record work in other threads.
 
-    `enter` makes the context in which such a thread runs: dispatch and grad modes are each thread's own.
+    `enter` creates the context for such a thread: dispatch modes and grad mode are per thread.
     """
     return [
         (_START, partial(_around_start, recorder, enter)),
@@ -62,7 +62,7 @@ def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any
 
 
 def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that records what another does, in a thread of its own, where this thread is now."""
+    """Return a function that runs another, recording its thread under the stack that is current now."""
     stack = recorder.thread_state().stack
 
     def call(*args: Any, **kwargs: Any) -> Any:

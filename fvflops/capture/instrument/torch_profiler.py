@@ -1,4 +1,4 @@
-"""The kernels: torch.profiler's events of a run, in which each call of a module is marked by a range."""
+"""Read torch.profiler's events of a run, with a range around each module call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fvflops.capture.restore.forks import undone_in_child
 from fvflops.torch_internals import RecordFunction
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
-# What all ranges begin with; torch.profiler names modules alike where it takes stacks.
+# Prefix of all ranges; torch.profiler names modules in the same format where it records stacks.
 MARK = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function"
 _BACKWARD = 1  # RecordScope::BACKWARD_FUNCTION
@@ -33,28 +33,28 @@ _STARTS = {
 }
 
 
-def name_ranges(reading: ModelIndex) -> dict[str, str]:
+def name_ranges(model_index: ModelIndex) -> dict[str, str]:
     """Return the text of the range of each module, by the module's name."""
-    return {name: _name_range(name, reading.tree.places[name].class_name) for name in reading.names.values()}
+    return {name: _name_range(name, model_index.tree.places[name].class_name) for name in model_index.names.values()}
 
 
 def _name_range(name: str, class_name: str) -> str:
     text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
-    # The profiler takes UTF-8, which has no half characters.
+    # The profiler takes UTF-8, which has no surrogates.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager
-def module_ranges(reading: ModelIndex) -> Iterator[None]:
-    """Mark each call of a model's modules for torch.profiler, for as long as the context lasts.
+def module_ranges(model_index: ModelIndex) -> Iterator[None]:
+    """Mark each call of a model's modules with a range for torch.profiler while the context lasts.
 
-    It costs some 3 µs a call, and next to nothing where no profiler runs. Code that torch.compile makes meanwhile has
-    no marks in it, and is the same as without; that of modules which `compile()` was called on is marked around.
+    Overhead is about 3 µs per call, and almost none without a running profiler. Code that torch.compile compiles
+    meanwhile has no ranges inside and is unchanged; modules compiled by `compile()` get a range around the call.
     """
-    texts = name_ranges(reading)
-    marks = ByIdentity([(module, texts[name]) for module, name in reading.names.items()])
+    texts = name_ranges(model_index)
+    marks = ByIdentity([(module, texts[name]) for module, name in model_index.names.items()])
     is_compiling = torch.compiler.is_compiling
-    compiled = [(module, call) for module in reading.names if (call := module._compiled_call_impl) is not None]
+    compiled = [(module, call) for module in model_index.names if (call := module._compiled_call_impl) is not None]
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def module_ranges(reading: ModelIndex) -> Iterator[None]:
                 return original(module, *args, **kwargs)
             mark = marks.get(module)
             if mark is None:
-                # A wrapper of torch.compile's is not among a model's modules, what it wraps is.
+                # An OptimizedModule is not in the model's index, but the module that it wraps is.
                 inner = unwrap_compiled(module)
                 mark = None if inner is module else marks.get(inner)
                 if mark is None:
@@ -95,13 +95,13 @@ def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:
     return call
 
 
-def read_run(profiler: Any, reading: ModelIndex, *, complete: bool = True) -> KernelRun:
-    """Return what a cycle of torch.profiler's took down; `profiler` is the `profile` whose cycle has just ended.
+def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -> KernelRun:
+    """Return the events of one torch.profiler cycle; `profiler` is the `profile` whose cycle has just ended.
 
-    Its events, their times, and which runs in which are those of its own `events()`.
+    Events, times and nesting are those of its `events()`.
     """
     inner = profiler.profiler
-    modules = {text: name for name, text in name_ranges(reading).items()}
+    modules = {text: name for name, text in name_ranges(model_index).items()}
     return read_events(
         inner.function_events,
         modules,
@@ -113,7 +113,7 @@ def read_run(profiler: Any, reading: ModelIndex, *, complete: bool = True) -> Ke
 
 
 def _read_launches(results: Any) -> dict[int, int]:
-    """Return the number of what a device ran → that of the op which launched it, which in older torch events lack."""
+    """Return correlation id of a device event → that of the op that launched it, missing in older torch's events."""
     cpu = torch.autograd.DeviceType.CPU
     return {
         event.correlation_id(): event.linked_correlation_id()
@@ -131,38 +131,40 @@ def read_events(
     complete: bool = True,
     launches: Mapping[int, int] | None = None,
 ) -> KernelRun:
-    """Return a run of torch.profiler's `FunctionEvent`s.
+    """Return a run from torch.profiler's `FunctionEvent`s.
 
-    `modules` maps the text of a range to the module's name; `memory` are the changes of what the CPU's allocator holds,
-    (nanoseconds from the beginning, bytes), in order. `launches` maps the number of what a device ran to that of the op
-    which launched it, where the events themselves do not say.
+    `modules` maps range texts to module names. `memory` lists changes of the CPU allocator's total in order, as
+    (nanoseconds from the beginning, bytes). `launches` maps correlation ids of device events to those of the ops that
+    launched them, where the events lack these.
     """
     spans = {event.name for event in events if _is_on_cpu(event) and _is_span(event, modules)}
-    # A device shows the ranges that the program marked once more, beside the kernels in them.
+    # The program's ranges appear again on a device, beside the kernels inside them.
     events = [event for event in events if _is_on_cpu(event) or not (event.name in spans or _is_span(event, modules))]
     ordered = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
-    # By the trees that torch.profiler made: an event can begin and end with the one around it.
+    # Order by torch.profiler's trees: an event can have the same start and end as its parent.
     found: list[Any] = []
-    placed: set[int] = set()
+    visited: set[int] = set()
     for event in ordered:
-        waiting = []
-        while event is not None and id(event) not in placed:
-            waiting.append(event)
-            placed.add(id(event))
+        pending = []
+        while event is not None and id(event) not in visited:
+            pending.append(event)
+            visited.add(id(event))
             event = event.cpu_parent
-        found += reversed(waiting)
+        found += reversed(pending)
     positions = {id(event): position for position, event in enumerate(found)}
     launchers = {event.id: position for position, event in enumerate(found) if _is_on_cpu(event)}
-    held = None if memory is None else _Held(memory)
+    allocated = None if memory is None else _AllocatedBytes(memory)
     return KernelRun(
-        tuple(_read(event, _parent(event, positions, launchers, launches or {}), modules, held) for event in found),
+        tuple(
+            _read(event, _parent(event, positions, launchers, launches or {}), modules, allocated) for event in found
+        ),
         device,
         complete,
     )
 
 
 def _is_span(event: Any, modules: Mapping[str, str]) -> bool:
-    """Return whether an event is a range that the program, or torch, marked."""
+    """Return whether an event is a range of the program or of torch."""
     return bool(event.is_user_annotation) or event.name in modules
 
 
@@ -177,11 +179,11 @@ def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, in
     return -1 if event.cpu_parent is None else positions.get(id(event.cpu_parent), -1)
 
 
-def _read(event: Any, parent: int, modules: Mapping[str, str], held: _Held | None) -> KernelEvent:
+def _read(event: Any, parent: int, modules: Mapping[str, str], allocated: _AllocatedBytes | None) -> KernelEvent:
     kind = _kind(event, modules)
     start, end = round(event.time_range.start * 1000), round(event.time_range.end * 1000)
     on_device = kind == "device"
-    levels = _Levels() if held is None or on_device else held.levels(start, end)
+    levels = _Levels() if allocated is None or on_device else allocated.levels(start, end)
     shapes = event.input_shapes
     return KernelEvent(
         name=event.key,
@@ -230,30 +232,30 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
 
 
 def _is_python_function(event: Any) -> bool:
-    """Return whether an event is a call of a Python function, which in older torch its name alone tells."""
-    told = getattr(event, "is_python_function", None)
-    return bool(_PYTHON.match(event.name)) if told is None else bool(told)
+    """Return whether an event is a call of a Python function, recognised by name in older torch."""
+    flag = getattr(event, "is_python_function", None)
+    return bool(_PYTHON.match(event.name)) if flag is None else bool(flag)
 
 
 def _read_memory(results: Any) -> list[tuple[int, int]]:
-    """Return the changes of what the CPU's allocator holds, (nanoseconds from the trace's beginning, bytes)."""
+    """Return the changes of the CPU allocator's total, (nanoseconds from the trace's beginning, bytes)."""
     begin = results.trace_start_ns()
     records = [event for event in results.events() if event.name() == _MEMORY]
     cpu = torch.autograd.DeviceType.CPU
     changes = [(event.start_ns() - begin, event.nbytes()) for event in records if event.device_type() == cpu]
-    return sorted(changes, key=lambda change: change[0])  # stable: those of one moment stay in order
+    return sorted(changes, key=lambda change: change[0])  # stable: simultaneous changes stay in order
 
 
 class _Levels(NamedTuple):
-    """What the allocator held before, after and at most during an event."""
+    """Bytes allocated before and after an event, and the peak during it."""
 
     before: int | None = None
     after: int | None = None
     peak: int | None = None
 
 
-class _Held:
-    """What the CPU's allocator held at each time, counted from the beginning of the trace."""
+class _AllocatedBytes:
+    """Bytes allocated by the CPU allocator over time, relative to the beginning of the trace."""
 
     def __init__(self, changes: Sequence[tuple[int, int]]) -> None:
         self._times = [time for time, _ in changes]
@@ -262,6 +264,6 @@ class _Held:
             self._levels.append(self._levels[-1] + nbytes)
 
     def levels(self, start: int, end: int) -> _Levels:
-        """Return what was held before, after, and at most between two times."""
+        """Return the bytes allocated before and after an interval, and the peak within."""
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
         return _Levels(self._levels[first], self._levels[last], max(self._levels[first : last + 1]))

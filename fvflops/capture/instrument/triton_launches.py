@@ -1,4 +1,4 @@
-"""Record launches of Triton kernels, direct ones and those of torch's wrapper, by the kernel's name and arguments."""
+"""Record launches of Triton kernels, direct ones and those of torch's wrapper, by kernel name and arguments."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.recorder.source_lines import find_source_line
 
-# The classes whose `run` launches a kernel, by module; that of heuristics only adds arguments, and calls another.
+# Classes whose `run` launches a kernel, by module. That of heuristics only adds arguments and calls another.
 _LAUNCHERS = (
     ("triton.runtime.jit", "JITFunction"),
     ("triton.runtime.interpreter", "InterpretedFunction"),
     ("triton.runtime.autotuner", "Autotuner"),
 )
 _PATCHES: dict[type, Patch] = {}
-# Whether a launch goes on in a thread: an autotuner makes many, of which one counts.
+# Whether a launch is in progress in a thread: an autotuner makes many, of which one counts.
 _LAUNCH = threading.local()
 
 
 class Launcher(Protocol):
-    """What a dispatch mode does with a kernel that it cannot see into."""
+    """A dispatch mode's way to record an opaque kernel."""
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
-        """Record a launch, which may write to all of its tensors, and make it if numbers are computed."""
+        """Record a launch, which may write to all of its tensors, and run it in real execution."""
 
 
 def triton_launches(recorder: Recorder, mode: Launcher) -> list[Wrapping]:
-    """Return what is to be wrapped so that launches which a program makes itself, `kernel[grid](...)`, are seen."""
+    """Return the wrappings that record launches by the program itself, `kernel[grid](...)`."""
     if "triton" not in sys.modules:
         return []
     classes = [getattr(sys.modules.get(path), name, None) for path, name in _LAUNCHERS]
@@ -48,8 +48,8 @@ def triton_launches(recorder: Recorder, mode: Launcher) -> list[Wrapping]:
 def launch_kernel(
     mode: Launcher, kernel: Any, arguments: Mapping[str, Any], run: Callable[[], Any], frame: FrameType | None
 ) -> Any:
-    """Record one launch as `triton::NAME`, whose arguments have the names of the kernel's parameters, and make it."""
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):  # an autotuner or heuristics around the function
+    """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it."""
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):  # unwrap autotuner and heuristics
         kernel = kernel.fn
     names = tuple(arguments)
     name = f"triton::{kernel.__name__}"
@@ -64,11 +64,11 @@ def launch_kernel(
     )
 
     def run_once() -> Any:
-        _LAUNCH.goes_on = True
+        _LAUNCH.is_active = True
         try:
             return run()
         finally:
-            _LAUNCH.goes_on = False
+            _LAUNCH.is_active = False
 
     return mode.launch(schema, arguments, run_once, find_source_line(frame).line)
 
@@ -76,7 +76,7 @@ def launch_kernel(
 def _around(recorder: Recorder, mode: Launcher, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if (
-            getattr(_LAUNCH, "goes_on", False)
+            getattr(_LAUNCH, "is_active", False)
             or kwargs.get("warmup")
             or recorder.paused
             or not recorder.is_recording_thread()
@@ -89,7 +89,7 @@ def _around(recorder: Recorder, mode: Launcher, original: Callable[..., Any]) ->
 
 
 def _name_arguments(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameter → argument of a launch, defaults filled in, without the options that are the compiler's."""
+    """Return parameter → argument of a launch, with defaults, without the compiler's options."""
     while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
         kernel = kernel.fn
     signature = inspect.signature(kernel)

@@ -1,4 +1,4 @@
-"""The module tree of a model, through the wrappers that people put around models."""
+"""Read a model's module tree, through compile wrappers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors
 from fvflops.capture.recorder.signature import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
-# Modules whose forward is one of these are never called, or run no op: nobody wonders why nothing was seen in them.
+# Modules with one of these forwards are never called or run no op, so that missing calls are not reported.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` wrapped, or the module itself."""
+    """Return the module wrapped by `torch.compile`, or the module itself."""
     # By name: importing the class takes seconds.
     while type(module).__name__ == "OptimizedModule" and (inner := module._modules.get("_orig_mod")) is not None:
         module = inner
@@ -31,11 +31,10 @@ def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     return unwrap_compiled(owner) if isinstance(owner, nn.Module) else None
 
 
-def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return (dotted path, module) for each place in a model, a parent before its children, shared modules again.
+def module_paths(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (dotted path, module) for all paths in a model, parents before children, shared modules once per path.
 
-    A compiled module stands under its own name, without `_orig_mod`. A module that contains itself is not entered
-    a second time.
+    A compiled module has its own path, without `_orig_mod`. A module that contains itself is not entered again.
     """
     found: list[tuple[str, nn.Module]] = []
     _visit("", unwrap_compiled(model), found, set())
@@ -43,7 +42,7 @@ def named_places(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], inside: set[int]) -> None:
-    # No function inside another: one that calls itself is a cycle, which would keep the modules alive.
+    # Not a nested function: a recursive one is a reference cycle, which would keep the modules alive.
     found.append((path, module))
     children = module._modules
     if children:
@@ -58,17 +57,17 @@ def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], ins
 
 
 def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
-    """Return the module tree of a model, of whose modules `names` are the first paths.
+    """Return the module tree of a model; `names` maps each module to its first path.
 
-    A lazy module whose parameters have no shape yet raises ValueError.
+    Raises ValueError for uninitialised lazy parameters.
     """
     identities: dict[int, int] = {}
     return ModuleTree(
-        {path: _read_place(path, module, names[module], identities) for path, module in named_places(owner)}
+        {path: _read_module(path, module, names[module], identities) for path, module in module_paths(owner)}
     )
 
 
-def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[int, int]) -> ModuleInfo:
+def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[int, int]) -> ModuleInfo:
     prefix = path + "." if path else ""
 
     def tensors(named: Mapping[str, torch.Tensor | None]) -> tuple[ParameterInfo, ...]:
@@ -96,7 +95,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
                 for name, value in module.__dict__.items()
                 if not name.startswith("_") and _is_described(value)
             },
-            # So that a formula can ask whether there is a bias.
+            # So that a formula can test for the absence of a bias.
             **dict.fromkeys([name for name, tensor in module._parameters.items() if tensor is None]),
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
@@ -106,7 +105,7 @@ def _read_place(path: str, module: nn.Module, canonical: str, identities: dict[i
 def _extra_repr(module: nn.Module) -> str:
     try:
         return str(module.extra_repr())
-    except Exception:  # a model runs without it
+    except Exception:  # the model runs without it
         return ""
 
 
@@ -119,8 +118,8 @@ def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) ->
 
 @lru_cache(maxsize=4096)
 def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
-    """Return the classes whose forward a module class runs, and whether its forward is one that computes."""
-    # By name: a model that is not quantised does not import them. Their forward returns its argument.
+    """Return the classes whose forward a module class uses, and whether that forward computes anything."""
+    # By name, to avoid importing torch.ao. The forward of these classes returns its argument.
     keeps_packed_weights = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
     return tuple(_classes_with_forward(cls)), not keeps_packed_weights and _forward_of(cls) not in _SILENT_FORWARDS
 
@@ -136,12 +135,12 @@ def _classes_with_forward(cls: type) -> Iterator[str]:
 
 
 def _forward_of(cls: type) -> Any:
-    # Not by attribute: a ScriptModule's forward is a descriptor that can be read from an instance only.
+    # Not by getattr: a ScriptModule's forward is a descriptor that works on instances only.
     return next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
 
 
 def _is_described(value: Any) -> bool:
-    # By its type and the base's methods: a subclass's own may raise, and it may say that it is another class.
+    # By type and the base's methods: a subclass's own may raise, and `__class__` may be overridden.
     kind = type(value)
     if issubclass(kind, tuple):
         return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))
@@ -149,7 +148,7 @@ def _is_described(value: Any) -> bool:
 
 
 def describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return each argument of a call as a person would write it down: tensors by dtype and shape.
+    """Return each argument of a call in readable form: tensors by dtype and shape.
 
     >>> describe_inputs((torch.ones(2, 3),), {"scale": 2})
     ['float32[2, 3]', 'scale=2']

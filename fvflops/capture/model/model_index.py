@@ -1,4 +1,4 @@
-"""The reading of a model before a run: what its modules hold, found quickly where it stood the last time."""
+"""Index a model's modules, tensors and attributes before a run, with their layout cached for speed."""
 
 from __future__ import annotations
 
@@ -12,35 +12,32 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fvflops.capture.model.model import named_places, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
-from fvflops.capture.unseen.fake_tensors import holds_fakes
+from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
-# The layout of each model that was read, for as long as the model lives.
+# The layout of each indexed model, for the model's lifetime.
 _LAYOUTS = WeakIdKeyDictionary()
 _TENSORS = {torch.Tensor, nn.Parameter}
-_HOLDERS = ("_parameters", "_buffers", "_modules")
+_TENSOR_MAPPINGS = ("_parameters", "_buffers", "_modules")
 _MAPPINGS = (dict, OrderedDict)
 _CONTAINERS = (*_MAPPINGS, set)
-# A run cannot change one of these, nor a tuple of them.
+# Immutable types; tuples of them are immutable too.
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class ModelIndex:
-    """A model as it stands before a run: its modules, what they hold, and its module tree.
+    """A model before a run: modules, their contents, and the module tree.
 
-    `owner` is None for a plain function. `modules` are its modules, each once, and `names` gives each the first of its
-    paths. `mappings` are the
-    modules' attributes, parameters, buffers and children; `sizes`, `keys` and `values` say what was in them, one after
-    the other. `empty` are those of their mappings and sets that are empty, `others` values that are neither and no
-    numbers, texts and the like. `tensors` are the parameters and buffers that are strided, a tied one under its first
-    name, and what is to be known of them stands in `metadata`, `shapes`, `strides`, `storages`, `offsets`,
-    `requires_grad`, and `rows` (bytes of the storage, device, "parameter" or "buffer", name) in the same order;
-    `devices` are those that they are on, `odd` the tensors that are not strided, and `is_fake` says that some are
-    FakeTensors. A lazy module whose parameters
-    have no shape yet raises ValueError.
+    `owner` is None for a plain function. `modules` are unique modules, `names` maps each to its first path. `mappings`
+    are the modules' attributes, parameters, buffers and children, with contents flattened in `sizes`, `keys` and
+    `values`. `empty` are those of their mappings and sets that are empty, `others` further values of mutable types.
+    `tensors` are the strided parameters and buffers, tied ones under their first name; parallel to them are `metadata`,
+    `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device, "parameter" or
+    "buffer", name). `devices` are their devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors.
+    Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
@@ -53,13 +50,13 @@ class ModelIndex:
         self.empty = found.empty
         self.others = found.others
         self.tensors = found.tensors
-        self.odd: list[torch.Tensor] = []
+        self.unstrided: list[torch.Tensor] = []
         self.is_fake = False
         labels = layout.labels
         if not _are_plainly_strided(self.tensors):
-            self.is_fake = holds_fakes(self.tensors)
+            self.is_fake = contains_fakes(self.tensors)
             whole = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
-            self.odd = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
+            self.unstrided = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
             self.tensors = tuple(compress(self.tensors, whole))
             labels = list(compress(labels, whole))
         tensors = self.tensors
@@ -85,7 +82,7 @@ class ModelIndex:
             ]
             layout.tree = None
             layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
-            layout.columns = columns  # last: what breaks off before makes the next reading look again
+            layout.columns = columns  # last: after an interruption the next index recomputes all
         self.devices = layout.devices
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows
@@ -93,36 +90,36 @@ class ModelIndex:
         if self.owner is None:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
         else:
-            if layout.tree is None or self.odd:
+            if layout.tree is None or self.unstrided:
                 layout.tree = read_tree(self.owner, self.names)
             self.tree = layout.tree
 
     def contents(self) -> Iterator[dict[str, Any]]:
-        """Yield what was in each of the mappings."""
+        """Yield the saved contents of each mapping."""
         pairs = zip(self.keys, self.values, strict=True)
         return (dict(islice(pairs, size)) for size in self.sizes)
 
-    def source_devices(self) -> dict[int, str]:
-        """Return the modules that parameters and buffers stand in, by the tensors' ids; of a tied one the first."""
-        homes: dict[int, str] = {}
+    def module_of_tensor(self) -> dict[int, str]:
+        """Map the ids of parameters and buffers to their modules' paths; tied ones to the first."""
+        paths: dict[int, str] = {}
         for module, path in self.names.items():
             for tensors in (module._parameters, module._buffers):
                 for tensor in tensors.values():
                     if tensor is not None:
-                        homes.setdefault(id(tensor), path)
-        return homes
+                        paths.setdefault(id(tensor), path)
+        return paths
 
 
 def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
-    """Return the module tree of a model, or of the module whose method it is; a function is a root without children.
+    """Return the module tree of a model, or of a method's module; a function becomes a root without children.
 
-    A lazy module whose parameters have no shape yet raises ValueError.
+    Raises ValueError for uninitialised lazy parameters.
     """
     return ModelIndex(model).tree
 
 
 class _Found(NamedTuple):
-    """What the modules of a model hold just now."""
+    """The current contents of a model's modules."""
 
     modules: tuple[nn.Module, ...]
     mappings: list[dict[str, Any]]
@@ -134,7 +131,7 @@ class _Found(NamedTuple):
 
 
 def _find(owner: nn.Module | None) -> tuple[_ModuleLayout, _Found]:
-    """Return what a model's modules hold, found where it stood the last time, or else by looking at everything."""
+    """Return a model's contents by its cached layout, or by a new one if that is outdated."""
     layout = None if owner is None else _LAYOUTS.get(owner)
     found = None if layout is None else layout.find(owner)
     if layout is None or found is None:
@@ -147,17 +144,16 @@ def _find(owner: nn.Module | None) -> tuple[_ModuleLayout, _Found]:
 
 
 class _ModuleLayout:
-    """Where in a model things stand, kept for as long as the model does not change.
+    """Positions of everything in a model, cached while the model does not change.
 
-    Only plain values are kept alive, nothing else of the model. `paths` and `regions` are of its modules, each once;
-    `sizes` of their attributes, and then of their parameters, buffers and children; `labels` say of each tensor among
-    these what it is and its name. The other public attributes are the last reading's: its columns, and what came of
-    them.
+    Keeps only immutable values of the model alive. `paths` and `regions` belong to unique modules. `sizes` are those of
+    their attributes, then of their parameters, buffers and children. `labels` are kind and name of each tensor among
+    these. The other public attributes are those of the last index, its columns and the results derived from them.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
-        places = [] if owner is None else named_places(owner)
-        names = ByIdentity((module, path) for path, module in places)
+        module_list = [] if owner is None else module_paths(owner)
+        names = ByIdentity((module, path) for path, module in module_list)
         self.paths = list(names.values())
         self.regions = [Region("module", path) for path in self.paths]
         self._steps, nodes = _steps_to(names)
@@ -176,7 +172,7 @@ class _ModuleLayout:
                 plain.append(position)
             elif of in _CONTAINERS and not value:
                 empty.append(position)
-            elif key in _HOLDERS and of in _MAPPINGS:
+            elif key in _TENSOR_MAPPINGS and of in _MAPPINGS:
                 holders.append(position)
             else:
                 others.append(position)
@@ -207,7 +203,7 @@ class _ModuleLayout:
         self.tree: ModuleTree | None = None
 
     def find(self, owner: nn.Module | None) -> _Found | None:
-        """Return what the modules hold, or None if anything stands elsewhere than it did."""
+        """Return the modules' contents, or None if the layout is outdated."""
         nodes = [] if owner is None else [owner]
         try:
             for above, key in self._steps:
@@ -243,9 +239,9 @@ class _ModuleLayout:
 
 
 def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list[nn.Module]]:
-    """Return how each module is reached: (position of the one above it, key there), and the modules so reached.
+    """Return the steps to each module as (index of its parent, key there), and the modules reached.
 
-    The first is reached by no step. What `torch.compile` wraps is reached through the wrapper.
+    The first module needs no step. A compiled module is reached through its wrapper.
     """
     steps: list[tuple[int, str]] = []
     nodes = list(modules)[:1]
@@ -268,7 +264,7 @@ def _are_plainly_strided(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Return the keys and the values of all mappings, one after the other."""
+    """Return the concatenated keys and values of mappings."""
     mappings = list(mappings)
     return (
         list(chain.from_iterable(mappings)),
@@ -277,7 +273,7 @@ def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]
 
 
 def _picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """Return a function that gives what stands at some positions of a list."""
+    """Return a function that selects positions of a list."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])

@@ -1,4 +1,4 @@
-"""Read parameters that are packed: held in an object of torch.ao quantisation, or several in one element."""
+"""Read packed parameters: inside torch.ao's quantization objects, or with two values in one byte."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PLAIN = (nn.Parameter, torch.Tensor)
 
 
 def packed_tensors(module: nn.Module) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Yield the tensors in the objects that a module of torch.ao holds its weights in, such as `_packed_params`.
+    """Yield the tensors in the objects in which a torch.ao module stores its weights, such as `_packed_params`.
 
-    With each come its name, `_packed_params.weight`, and a number that is equal for two names of one tensor. The
-    elements are the logical ones, of a linear layer [out, in], however the kernel's library lays them out.
+    With each come its name (`_packed_params.weight`) and an identity, equal for two names of one tensor. The elements
+    are the logical ones, [out, in] for a linear layer, whatever the memory layout.
     """
     for attribute, value in module.__dict__.items():
         if type(value) is torch.ScriptObject:
@@ -29,7 +29,7 @@ def packed_tensors(module: nn.Module) -> Iterator[tuple[str, int, torch.Tensor]]
 
 def _unpack(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     kind = value._type().qualified_name()
-    if kind == _CELL:  # its own tensors are the biases of the linear layers in it
+    if kind == _CELL:  # its own tensors are the biases of the linear layers inside
         inner = [item for item in _flatten(value.__getstate__()) if isinstance(item, torch.ScriptObject)]
         names = ("ih", "hh", "hr")[: len(inner)]
         for prefix, item in zip(names, inner, strict=True):
@@ -52,10 +52,10 @@ def _flatten(value: Any) -> Iterator[Any]:
 
 
 def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
-    """Return the spec of a parameter's logical elements, where the tensor of which `spec` is packs two in a byte.
+    """Return the spec of a parameter's logical elements, where its tensor packs two of them in a byte.
 
-    So do bitsandbytes' `Params4bit`, whose `quant_state` tells their shape, and torch's float4_e2m1fn_x2. The dtype is
-    then nf4, fp4 or float4_e2m1fn, of half a byte.
+    These are bitsandbytes' `Params4bit`, whose `quant_state` has the logical shape, and torch's float4_e2m1fn_x2. The
+    dtype is then nf4, fp4 or float4_e2m1fn, of half a byte.
     """
     if spec.dtype == "float4_e2m1fn_x2" and spec.shape:
         return TensorSpec((*spec.shape[:-1], 2 * spec.shape[-1]), "float4_e2m1fn", spec.device)

@@ -1,1 +1,1 @@
-"""Real execution: ops run as they are and are recorded."""
+"""Real execution: ops run normally and are recorded."""

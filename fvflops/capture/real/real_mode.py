@@ -1,4 +1,4 @@
-"""The dispatch mode of a real run: it sees every op, and looks into the composite ones that are no stop."""
+"""The dispatch mode of real execution: it records every op, and decomposes composite ops not in `stops_at`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from fvflops.capture.unseen.fake_tensors import is_reasoning
 from fvflops.torch_internals import OpOverload, TorchDispatchMode, disable_dispatch_modes, is_wrapper_subclass_type
 from fvflops.trace import Signature
 
-# What a FakeTensor or a wrapper is asked by torch, and is no op of the model's.
-_QUESTIONS = frozenset({"prim::device", "prim::layout"})
+# Queries by torch of a FakeTensor or a wrapper subclass, not ops of the model.
+_QUERIES = frozenset({"prim::device", "prim::layout"})
 
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
-    """Return whether a wrapper (DTensor, a quantised weight) is to run its own rule."""
+    """Return whether a wrapper subclass (DTensor, a quantized weight) has to handle a call."""
     return any(cls is not ShapeTensor and is_wrapper_subclass_type(cls) for cls in types)
 
 
 class SubclassAwareMode(TorchDispatchMode):
-    """A dispatch mode that leaves wrappers to themselves, and sees the ops inside."""
+    """A dispatch mode that defers to wrapper subclasses, and records the ops inside them."""
 
     supports_higher_order_operators = True
     recorder: Recorder
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would wrap the handler, at 1 µs a call, against a compiler that does not run while a recording lasts.
+        # torch would wrap the handler for torch.compile, at 1 µs per call, although recordings run eagerly.
         return False
 
     def defer_to_subclass(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what makes torch ask the wrapper; of a DTensor's composite op the parts are asked for.
+        """Return NotImplemented, so that torch calls the wrapper; decompose a DTensor's composite op first.
 
-        For a composite op DTensor has no rule, and would try its parts out at the global shape, in sight of this mode.
+        DTensor has no sharding rule for composite ops, and would run their parts at the global shape under this mode.
         """
         if known_schema(func).composite and any(cls.__name__ == "DTensor" for cls in types):
             with self:
@@ -51,14 +51,14 @@ class SubclassAwareMode(TorchDispatchMode):
 
 
 class RecordingMode(SubclassAwareMode):
-    """A dispatch mode that hands every op call to a recorder, and what it overwrites to an undo log if there is one."""
+    """A dispatch mode that records every op call, and saves what it overwrites in an undo log, if given."""
 
     def __init__(self, recorder: Recorder, undo_log: UndoLog | None = None) -> None:
         super().__init__()
         self.recorder = recorder
         self._undo_log = undo_log
         self._calls = SignatureCache(recorder)
-        # What is known of an op, whether it is looked into, what makes the call, and the op.
+        # The op's schema, whether to decompose it, the function to call, and the op (kept alive: the key is its id).
         self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
         self._lift = torch.ops.aten.lift_fresh.default
 
@@ -71,32 +71,32 @@ class RecordingMode(SubclassAwareMode):
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
         recorder = self.recorder
-        meter = recorder.probe
-        came = 0 if meter is None else meter.clock()
+        probe = recorder.probe
+        entered_ns = 0 if probe is None else probe.clock()
         if types:
             if recorder.unseen is not None:
-                recorder.unseen.met_subclass()
+                recorder.unseen.record_subclass()
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_reasoning(types):
             return func(*args, **kwargs)
-        plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
+        plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             schema = known_schema(func)
-            # Of most ops torch's own function, without the frame that does nothing but call it.
+            # For most ops torch's C++ function, without the Python frame that only calls it.
             run = func._op if type(func) is OpOverload else func
-            if schema.name in _QUESTIONS:
+            if schema.name in _QUERIES:
                 run = None
             plan = schema, schema.composite and schema.name not in recorder.stops_at, run, func
             self._plans[id(func)] = plan
-        schema, looks_inside, run, _ = plan
+        schema, decomposes, run, _ = plan
         if run is None:
             return func(*args, **kwargs)
-        if looks_inside and _all_strided(args, kwargs):
+        if decomposes and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
             with self:
-                if meter is not None:
-                    meter.overhead_ns += meter.clock() - came + meter.dispatch_ns
+                if probe is not None:
+                    probe.overhead_ns += probe.clock() - entered_ns + probe.dispatch_ns
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
@@ -106,12 +106,12 @@ class RecordingMode(SubclassAwareMode):
         else:
             is_constant = func is self._lift
             if is_constant:
-                unseen.lifting(True)
+                unseen.set_lifting(True)
             noted = self._calls.note(schema, args, kwargs)
             unseen.before(schema, args, kwargs, noted[2])
             if is_constant:
-                unseen.lifting(False)
-        if meter is None:
+                unseen.set_lifting(False)
+        if probe is None:
             if unseen is None:
                 result = run(*args, **kwargs)
             else:
@@ -120,38 +120,38 @@ class RecordingMode(SubclassAwareMode):
                     result = run(*args, **kwargs)
                 finally:
                     unseen.in_op = False
-            number, writes = self._calls.spec_key(schema, noted, result)
+            number, writes = self._calls.index_after(schema, noted, result)
             recorder.add(number, noted[2], writes)
             if unseen is not None:
                 unseen.after(schema, args, kwargs, noted[2], result, writes)
             return result
-        begun, clock = meter.begin(), meter.clock
+        begun, clock = probe.begin(), probe.clock
         begun.ns = clock()
         result = run(*args, **kwargs)
         ended = clock()
-        duration = meter.end(begun, ended)
-        number, writes = self._calls.spec_key(schema, noted, result)
-        recorder.add(number, noted[2], writes, meter.columns(begun, duration))
+        duration = probe.end(begun, ended)
+        number, writes = self._calls.index_after(schema, noted, result)
+        recorder.add(number, noted[2], writes, probe.columns(begun, duration))
         if unseen is not None:
             unseen.after(schema, args, kwargs, noted[2], result, writes)
-        meter.sample()
-        meter.overhead_ns += begun.ns - came + clock() - ended + meter.dispatch_ns
+        probe.sample()
+        probe.overhead_ns += begun.ns - entered_ns + clock() - ended + probe.dispatch_ns
         return result
 
     def for_thread(self) -> RecordingMode:
-        """Return a mode that does the same in another thread of the run."""
+        """Return an equal mode for another thread of the run."""
         return RecordingMode(self.recorder, self._undo_log)
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors hold their numbers: those on the meta device do not."""
+        """Return whether tensors have values: not on the meta device."""
         return have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Raise RuntimeError: with numbers nothing is to be supposed."""
-        raise RuntimeError(f"{op} was to be taken for {what} in a run that has numbers")
+        """Raise RuntimeError: in real execution nothing is assumed."""
+        raise RuntimeError(f"{op} was assumed to be {what} in real execution")
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
-        """Record a launch of a kernel, which may write to all of its tensors, and make it."""
+        """Record a launch of a kernel, which may write to all of its tensors, and run it."""
         if self._undo_log is not None:
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
@@ -161,10 +161,10 @@ class RecordingMode(SubclassAwareMode):
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
         if self.recorder.unseen is not None:
-            self.recorder.unseen.wrote(kwargs)
+            self.recorder.unseen.record_write(kwargs)
         return result
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the composite kernel is the one that would run: sparse and nested tensors have their own."""
+    """Return whether the composite kernel would run: sparse and nested tensors have their own."""
     return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))

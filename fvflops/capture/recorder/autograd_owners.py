@@ -1,4 +1,4 @@
-"""The owners: which stack each node of autograd's graph was made under, so that its backward ops belong there."""
+"""Map autograd nodes to the stack under which they were created, the owner of their backward ops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.torch_internals import next_sequence_number
 
 
 class _Numbers:
-    """The numbers that one thread's counter gave: the next one, and number → stack and op, "" if it is not known."""
+    """Sequence numbers of one thread: the next one, and number → (stack, op), op "" if unknown."""
 
     __slots__ = ("given", "next")
 
@@ -22,13 +22,13 @@ class _Numbers:
 
 
 class NodeOwners:
-    """Stacks by the sequence numbers of the nodes that were made under them.
+    """Stacks by the sequence numbers of the autograd nodes created under them.
 
-    Autograd numbers its nodes as it makes them, and makes the node of an op before a dispatch mode sees that op; only
-    the node of a write through a view comes after it. So all numbers given since the last look belong to the stack that
-    is open now, and there is a look at each op and wherever the stack changes. Each thread has a counter of its own:
-    of several nodes with one number the one counts that the op's name fits, and then the one of the thread from which
-    the backward pass was called. `callers` are those threads, the innermost pass last.
+    Autograd numbers nodes as it creates them. An op's node is created before a dispatch mode sees the op, except that
+    of a write through a view, which comes after. So all numbers since the last `note` belong to the open stack; `note`
+    is called at each op and wherever the stack changes. Each thread has its own counter: among nodes of one number,
+    the one whose op fits the node's name wins, then that of the thread that called the backward pass. `callers` are
+    these threads, the innermost pass last.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class NodeOwners:
         self._has_marks = False
 
     def note(self, stack: int, op: str = "") -> None:
-        """Note that the nodes made since the last look were made under a stack, the last of them for an op."""
+        """Assign the nodes created since the last call to a stack, the last of them to an op."""
         number = next_sequence_number()
         numbers = self._threads.get(get_ident())
         if numbers is None:
-            # What this thread had counted before is not known, but an op's node is made just before the op is seen.
+            # This thread's count so far is unknown, but an op's node is created just before the op is dispatched.
             at_op = bool(op) and torch.is_grad_enabled() and number > 0
             numbers = self._threads[get_ident()] = _Numbers(number - at_op)
         if number == numbers.next:
@@ -52,10 +52,10 @@ class NodeOwners:
         numbers.given[number - 1] = stack, op
         numbers.next = number
 
-    def own_graph(self, results: Any, arguments: Any, stack: int) -> None:
-        """Mark the nodes between nested arguments and results as made under a stack, those that are marked excepted.
+    def assign_graph(self, results: Any, arguments: Any, stack: int) -> None:
+        """Assign the nodes between nested arguments and results to a stack, except those that have one.
 
-        Threads that a model starts give the same numbers to nodes of the same ops, so that numbers do not tell.
+        Needed in threads of the model: they give equal numbers to nodes of equal ops.
         """
         self._has_marks = True
         seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
@@ -70,13 +70,13 @@ class NodeOwners:
             pending += [below for below, _ in node.next_functions]
 
     def forget_before(self, count: int) -> None:
-        """Keep the owners of so many of the last nodes of each thread: graphs do not live for ever."""
+        """Keep only the last `count` nodes of each thread: graphs are short-lived."""
         for numbers in self._threads.values():
             if len(numbers.given) > count:
                 numbers.given = dict(list(numbers.given.items())[-count:])
 
     def stack_of(self, node: Any) -> int | None:
-        """Return the stack under which a node was made, or None where no recording saw that."""
+        """Return the stack under which a node was created, or None if that was not recorded."""
         if self._has_marks and self._mark in node.metadata:
             mark: int = node.metadata[self._mark]
             return mark
@@ -96,7 +96,7 @@ class NodeOwners:
 
 
 def _fits(op: str, node: str) -> bool:
-    """Return whether an op can have made a node: `aten::add.Tensor` makes `AddBackward0`."""
+    """Return whether an op can have created a node: `aten::add.Tensor` creates `AddBackward0`."""
     made = node.rstrip("0123456789")
     if not op or not made.endswith("Backward") or "::" in node:
         return True

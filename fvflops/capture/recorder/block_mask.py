@@ -1,4 +1,4 @@
-"""The block mask of flex attention: how many pairs of a query and a key it has computed."""
+"""Count the (query, key) pairs that the block mask of flex attention computes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import Stated
+from fvflops.capture.recorder.signature import ExplicitValue
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.torch_internals import disable_dispatch_modes
 
-# Where the tuple that is made of a block mask stands among an op's arguments; query and key come first.
+# Position of the block mask's tuple among an op's arguments; query and key come first.
 BLOCK_MASKS = {"flex_attention": 4, "flex_attention_backward": 9}
 
 
-class CountedMask(Stated):
-    """The mask function of a block mask, which stands in a signature as the number of pairs that are computed."""
+class CountedMask(ExplicitValue):
+    """The mask function of a block mask; in a signature it becomes the number of pairs computed."""
 
     def __init__(self, function: Callable[..., Any], pairs: int) -> None:
         super().__init__(pairs)
         self._function = function
 
     def __call__(self, *args: Any) -> Any:
-        """Return what the function does."""
+        """Call the function."""
         return self._function(*args)
 
 
-def count_mask(args: Sequence[Any], position: int, knows: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
-    """Return the arguments of a call of flex attention, the pairs of the block mask at a position counted.
+def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
+    """Return the arguments of a call of flex attention with the pairs of its block mask counted.
 
-    `knows` says whether tensors hold their numbers; where they do not the arguments are returned as they are.
+    `has_values` tells whether tensors have values; without, the arguments are returned unchanged.
     """
     mask = args[position]
     start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
     lists = [item for item in mask[start : start + 4] if item is not None]
-    if isinstance(mask[-1], Stated) or not lists or not knows(lists):
+    if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
         return tuple(args)
     query, key = args[0].shape, args[1].shape
     with deferred(), disable_dispatch_modes():
-        # The blocks that the mask function is asked about, and those that lie in it wholly, where these are apart.
+        # Partial blocks, which the mask function is evaluated on, and full blocks, if these are listed separately.
         pairs = sum(
             count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])
             for counts, indices in zip(lists[::2], lists[1::2], strict=True)
@@ -51,10 +51,10 @@ def count_mask(args: Sequence[Any], position: int, knows: Callable[[list[Any]], 
 
 
 def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
-    """Return the pairs in the blocks of a block mask, a block that reaches past the end counted up to it.
+    """Return the pairs in the blocks of a block mask, with blocks clipped to the sequence lengths.
 
-    Counts are [..., rows], the blocks of a row; indices [..., rows, columns] list these first. Lengths are the queries
-    and keys, sizes those of a block.
+    `counts` [..., rows] is the number of blocks in a row; `indices` [..., rows, columns] lists these first. `lengths`
+    are the numbers of queries and keys, `sizes` those of a block.
 
     >>> count_pairs(torch.tensor([1, 2]), torch.tensor([[0, 1], [0, 1]]), (5, 5), (4, 4))
     21

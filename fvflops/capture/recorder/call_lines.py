@@ -1,4 +1,4 @@
-"""The lines of source: where in the model's own code each op was called from."""
+"""Event rows with the source line that called each op."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DEFAULTS = tuple(Event._field_defaults.get(name) for name in Event._fields)
 
 
 class LocatedEvents(list[tuple[Any, ...]]):
-    """Rows of events that grow, in which each op has the number of the line of `lines` that it was called from.
+    """Growing event rows, in which each op has the index in `lines` of the source line that called it.
 
-    That is the innermost line of code that is neither torch's nor Python's own; an op that no such line called, as in a
-    backward pass, has none.
+    That is the innermost line outside torch and Python's standard library; an op without one, as in a backward pass,
+    has None.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class LocatedEvents(list[tuple[Any, ...]]):
         self.lines: dict[str, int] = {}
 
     def append(self, row: tuple[Any, ...]) -> None:
-        """Add an event, an op's with its line."""
+        """Add an event; an op's with its line."""
         if row[0] == "op":
             line = find_source_line(sys._getframe(1)).line
             number = self.lines.setdefault(line, len(self.lines)) if line else None

@@ -1,4 +1,4 @@
-"""The making of specs and signatures: torch's tensors and arguments turned into plain data."""
+"""Convert torch's tensors and op arguments to plain data: specs and signatures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fvflops.capture.recorder.value_reader import Valued, find_valued
+from fvflops.capture.recorder.value_reader import ValueArgument, find_value_arguments
 from fvflops.capture.shapes.metadata import dense_spec, dtype_name
 from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_kernel_for_key
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# What torch calls the arguments of higher-order ops that a table has a row for.
+# Argument names of the higher-order ops that tables price: torch gives them no schema.
 _NAMES = {
     "flex_attention": (
         *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
@@ -29,23 +29,23 @@ _NAMES = {
         *("block_mask", "scale", "kernel_options", "score_mod_other_buffers", "mask_mod_other_buffers"),
     ),
 }
-# Objects that hold the weight and the bias of a quantised convolution, whose output does not tell the kernel's size.
+# Objects with the weight and the bias of a quantized convolution, whose kernel size the output does not show.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
-# The argument by which functional collectives name their group; names are used again when a program makes new groups.
+# The argument by which functional collectives name their group. Names are reused when a program makes new groups.
 _GROUP_NAME = "group_name"
-# The symbol of each process group that lives: to list the ranks of one takes as long as it has ranks.
+# The symbol of each live process group: listing its ranks takes time linear in their number.
 _GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
-    """What the recorder knows of one op overload: its names, its defaults and the arguments it writes to.
+    """What is known of an op overload: argument names, defaults, mutated arguments.
 
-    `composite` says whether torch can decompose it; `written` are the positions of the arguments it mutates; `group` is
-    the position of the argument that names a process group. `is_view` says that it makes views of its arguments;
-    `valued` are the arguments whose numbers its cost depends on.
+    `composite`: torch can decompose it. `written`: positions of the arguments it mutates. `group`: position of the
+    argument that names a process group. `is_view`: it returns views of its arguments. `value_arguments`: those whose
+    values its cost depends on.
     """
 
     name: str
@@ -57,24 +57,24 @@ class OpSchema:
     text: str
     group: int | None = None
     is_view: bool = False
-    valued: tuple[Valued, ...] = ()
+    value_arguments: tuple[ValueArgument, ...] = ()
 
 
-class Stated:
-    """An object among the arguments of an op that says what stands for it."""
+class ExplicitValue:
+    """An op argument with an explicit value for its signature."""
 
-    def __init__(self, stated: Value) -> None:
-        self.stated = stated
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
 
 @cache
 def known_schema(op: Any) -> OpSchema:
-    """Return what is known of an op, looked up once in a process."""
+    """Return the schema of an op, cached for the process."""
     return describe_op(op)
 
 
 def describe_op(op: Any) -> OpSchema:
-    """Return what is known of an `OpOverload` or a `HigherOrderOperator`."""
+    """Return the schema of an `OpOverload` or a `HigherOrderOperator`."""
     if not isinstance(op, OpOverload):
         name, names = f"higher_order::{op.name()}", _NAMES.get(op.name(), ())
         position = {argument: index for index, argument in enumerate(names)}
@@ -96,21 +96,21 @@ def describe_op(op: Any) -> OpSchema:
         composite=(
             DispatchKey.CompositeImplicitAutograd in op.py_kernels
             or (
-                # A wrapper is asked for prim::layout too, which is TorchScript's and not known to the dispatcher.
+                # A wrapper subclass also gets prim::layout, an op of TorchScript that the dispatcher does not know.
                 has_kernel(op.name()) and has_kernel_for_key(op.name(), "CompositeImplicitAutograd")
             )
         ),
         text=str(schema),
         group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
         is_view=op.is_view,
-        valued=find_valued(op.name(), names),
+        value_arguments=find_value_arguments(op.name(), names),
     )
 
 
 def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
-    """Return one value for each argument of the schema, defaults filled in.
+    """Return one value for each argument of the schema, with defaults.
 
-    Most higher-order ops have no schema: their positional arguments come first, then their keyword arguments.
+    Most higher-order ops have no schema: then positional arguments come first, keyword arguments next.
     """
     if not schema.names:
         return tuple(describe(value) for value in (*args, *kwargs.values()))
@@ -124,20 +124,20 @@ def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Signature:
-    """Return the signature of one call of an op, from its arguments and its result."""
+    """Return the signature of an op call from its arguments and its result."""
     schema = describe_op(op)
     return Signature(schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text)
 
 
 def describe_result(result: Any) -> tuple[Value, ...]:
-    """Return one value for each result of an op; an op without a result gives ()."""
+    """Return one value for each result of an op, () for none."""
     if result is None:
         return ()
     return tuple(describe(item) for item in result) if isinstance(result, tuple) else (describe(result),)
 
 
 def describe(value: Any) -> Value:
-    """Return the plain value that stands for an argument, a spec for itself, a Symbol for an unknown object."""
+    """Return an argument as plain data; an object of unknown type becomes a Symbol."""
     if isinstance(value, torch.Tensor):
         return describe_tensor(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, TensorSpec)):
@@ -162,11 +162,11 @@ def describe(value: Any) -> Value:
             return _sign_group(torch.distributed.ProcessGroup.unbox(value))
     if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
         return _sign_group(value)
-    return value.stated if isinstance(value, Stated) else Symbol("object", type(value).__qualname__)
+    return value.value if isinstance(value, ExplicitValue) else Symbol("object", type(value).__qualname__)
 
 
 def describe_group(value: Value) -> Value:
-    """Return what stands for the process group of a name; of a name that is no group's, the name."""
+    """Return the symbol of the process group with this name, or the value itself if there is none."""
     if not isinstance(value, str):
         return value
     from fvflops.torch_internals import resolve_process_group
@@ -178,7 +178,7 @@ def describe_group(value: Value) -> Value:
 
 
 def group_size(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Return how many ranks the process group among a call's arguments has, None where there is no group."""
+    """Return the number of ranks of the process group among a call's arguments, or None."""
     for index, value in (*enumerate(args), *((schema.position.get(name), value) for name, value in kwargs.items())):
         if isinstance(value, str) and index == schema.group:
             group = ProcessGroupSpec.of(describe_group(value))
@@ -196,7 +196,7 @@ def _sign_group(group: Any) -> Symbol:
     if known is None:
         try:
             ranks = torch.distributed.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # a group that torch made for itself
+        except (KeyError, ValueError):  # a group that torch made internally
             ranks = [0]
         steps = {after - before for before, after in pairwise(ranks)} or {0}
         axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
@@ -206,7 +206,7 @@ def _sign_group(group: Any) -> Symbol:
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor; of a nested one the largest size of each dimension, and those of its parts."""
+    """Return the spec of a tensor; a nested one has the maximum size of each dimension, and the sizes of its parts."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
@@ -217,12 +217,12 @@ def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
 
 
 def _size(size: Any) -> int:
-    # An int() would fix a size that a graph's tracer leaves open.
+    # int() would specialise a symbolic size that a graph tracer keeps open.
     return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
 
 
 def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
-    # Not _nnz(), which counts the blocks of a blocked layout.
+    # Not _nnz(): it counts blocks of a blocked layout.
     if layout == "sparse_coo":
         return tensor._values().numel()
     return tensor.values().numel() if layout in _COMPRESSED else None
@@ -252,5 +252,5 @@ def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
 
 
 def _items_of(value: Any) -> Iterator[Any]:
-    """Return what iterates over a list or a tuple, whose class may have an `__iter__` and `__len__` that raise."""
+    """Iterate over a list or tuple by its base class: a subclass may override `__iter__` or `__len__` and raise."""
     return (list if issubclass(type(value), list) else tuple).__iter__(value)

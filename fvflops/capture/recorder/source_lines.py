@@ -1,4 +1,4 @@
-"""Find the line of the model's source that runs: the innermost that is neither torch's nor Python's own."""
+"""Find the source line that runs: the innermost outside torch, this package and Python's standard library."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from fvflops.paths import PACKAGE
 
 _PACKAGE = str(PACKAGE)
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
-# The files whose frames are around the model's.
+# Files whose frames enclose the model's.
 _OUTERMOST = frozenset(os.path.join(_PACKAGE, "capture", *name) for name in (("run.py",), ("instrument", "threads.py")))
-# Packages that are handed tensors; what counts is who handed them.
+# Packages that receive tensors: their callers' lines count.
 _LIBRARIES = frozenset(
     {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
 )
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _NOT_THE_MODELS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep)
-# What is typed in, which has no file; other names like these are of generated code.
+# Interactive input has no file; other names of this kind belong to generated code.
 _TYPED = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
 _PATHS: dict[CodeType, str | None] = {}
 
 
 class SourceLine(NamedTuple):
-    """A line of source, "" where it is not known, and the name of the function that it is in."""
+    """A source line, "" if unknown, and the name of its function."""
 
     line: str = ""
     function: str = ""
 
 
 def find_source_line(frame: FrameType | None) -> SourceLine:
-    """Return the line of the model's source that a frame, or one that called it, is at.
+    """Return the line of the innermost frame of the model's source, from this frame outwards.
 
     >>> find_source_line(None)
     SourceLine(line='', function='')
@@ -52,7 +52,7 @@ def find_source_line(frame: FrameType | None) -> SourceLine:
 
 
 def source_line_of(function: object) -> SourceLine:
-    """Return the first line of a Python function or method, and its name."""
+    """Return the first line and the name of a Python function or method."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     path = path_of(code) if isinstance(code, CodeType) else None
     if code is None or path is None:
@@ -61,7 +61,7 @@ def source_line_of(function: object) -> SourceLine:
 
 
 def path_of(code: CodeType) -> str | None:
-    """Return the path of a code object's file below the folder that it is imported from, None if not the model's."""
+    """Return a code object's path relative to its import folder, or None outside the model's source."""
     if code not in _PATHS:
         _PATHS[code] = _name_file(code.co_filename)
     return _PATHS[code]
@@ -79,7 +79,7 @@ def _name_of(frame: FrameType) -> str:
 
 
 def _plain(qualified: str) -> str:
-    """Return a qualified name without the functions around it.
+    """Return a qualified name without its enclosing functions.
 
     >>> _plain("build.<locals>.Scan.forward"), _plain("<lambda>")
     ('Scan.forward', 'lambda')

@@ -1,4 +1,4 @@
-"""The strand: what one thread of a run is at, while autograd may go on in another."""
+"""Per-thread recording state; autograd runs backward in threads of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from fvflops.trace import Value
 
 
 class OpenRegion(NamedTuple):
-    """A region that is being run.
-
-    The stacks to go back to and to file it under, what went in, autograd's node, and what the meter read.
-    """
+    """An open region: the stack to restore, the stack of its call, input specs, autograd node, start readings."""
 
     region: int
     outer: int
@@ -23,26 +20,26 @@ class OpenRegion(NamedTuple):
 
 
 class OptimizerStep(Protocol):
-    """An optimizer's step that goes on."""
+    """A running optimizer step."""
 
     optimizer: Any
 
     def is_running(self) -> bool:
-        """Return whether the step is still being made."""
+        """Return whether the step is still running."""
 
     def refresh(self) -> None:
-        """Note what each parameter group works with, as it is now."""
+        """Update which storages each parameter group works with."""
 
     def stack_of(self, reads: Any) -> int:
-        """Return the stack of an op of the step that reads these storages."""
+        """Return the stack of an op of the step by the storages it reads."""
 
 
 class ThreadState:
-    """The place of one thread in a run.
+    """Recording state of one thread.
 
-    `thread_number` is 0 for the thread that is recorded, `stack` the stack that is open, `opened` the regions in it
-    that this thread has entered, `rerun` the node in whose backward a checkpointed forward runs again, `reruns` how
-    many do so while a saved tensor is unpacked, `steps` the optimizers' steps.
+    `thread_number` is 0 for the recorded thread. `stack` is the current stack, `opened` its regions entered by this
+    thread. `rerun` is the node whose backward reruns a checkpointed forward; `reruns` counts those that run while a
+    saved tensor is unpacked. `active_optimizers` are the running optimizer steps.
     """
 
     def __init__(self, thread_number: int) -> None:
@@ -54,10 +51,10 @@ class ThreadState:
         self.active_optimizers: list[OptimizerStep] = []
 
     def has_opened_for(self, node: Any) -> bool:
-        """Return whether the region that is open was entered while a node's backward ran."""
+        """Return whether the open region was entered during a node's backward."""
         return bool(self.opened) and self.opened[-1].node is node
 
     def drop_ended_steps(self) -> None:
-        """Forget the optimizers' steps that raised, and so told nobody of their end."""
+        """Drop optimizer steps that raised, whose end was not reported."""
         while self.active_optimizers and not self.active_optimizers[-1].is_running():
             self.active_optimizers.pop()

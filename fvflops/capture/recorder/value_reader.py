@@ -1,4 +1,4 @@
-"""Read the few numbers that an op's cost depends on: where packed sequences start, and how many pairs a mask leaves."""
+"""Read the values that an op's cost depends on: offsets of packed sequences, and the pairs that a mask keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
 
-# What torch, flash-attn and xFormers call the starts of packed sequences and the lengths of their keys in use.
+# Names in torch, flash-attn and xFormers for offsets of packed sequences and for lengths of keys in use.
 _LENGTHS = frozenset(
     {
         *("cum_seq_q", "cum_seq_k", "cu_seq_q", "cu_seq_k", "cu_seqlens_q", "cu_seqlens_k"),
@@ -20,61 +20,63 @@ _LENGTHS = frozenset(
     }
 )
 _MASKS = frozenset({"attn_mask", "attn_bias", "bias"})
-# Of longer lists the numbers are left alone: each sequence counts as the longest.
-_MOST = 1 << 16
-_REMEMBERED = 256
+# Longer lists are not read: each sequence counts as the longest.
+_MAX_LENGTH = 1 << 16
+_MAX_CACHED = 256
 
-# The numbers of each argument that has such, or None where they are not known.
+# The values of each such argument, None where unknown.
 Values = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Valued:
-    """An argument whose numbers an op's cost depends on: its position and name, and whether it is a mask."""
+class ValueArgument:
+    """An argument whose values an op's cost depends on: position, name, and whether it is a mask."""
 
     position: int
     name: str
     is_mask: bool
 
 
-def find_valued(op: str, names: Sequence[str]) -> tuple[Valued, ...]:
-    """Return the arguments of an op whose numbers its cost depends on, by their names; most ops have none."""
+def find_value_arguments(op: str, names: Sequence[str]) -> tuple[ValueArgument, ...]:
+    """Return the arguments of an op whose values its cost depends on, by name; most ops have none."""
     attends = "attention" in op or "attn" in op or "scaled_dot_product" in op
     return tuple(
-        Valued(position, name, name in _MASKS)
+        ValueArgument(position, name, name in _MASKS)
         for position, name in enumerate(names)
         if name in _LENGTHS or (attends and name in _MASKS)
     )
 
 
-def state_values(inputs: tuple[Value, ...], valued: Sequence[Valued], values: Values) -> tuple[Value, ...]:
-    """Return the inputs of a signature with the numbers that are known in the specs of their tensors."""
-    stated = list(inputs)
-    for argument, numbers in zip(valued, values, strict=True):
-        spec = stated[argument.position]
-        if numbers is not None and isinstance(spec, TensorSpec):
-            stated[argument.position] = replace(spec, values=numbers)
-    return tuple(stated)
+def add_values(
+    inputs: tuple[Value, ...], value_arguments: Sequence[ValueArgument], values: Values
+) -> tuple[Value, ...]:
+    """Return the inputs of a signature with known values added to the specs of their tensors."""
+    inputs_with_values = list(inputs)
+    for argument, known in zip(value_arguments, values, strict=True):
+        spec = inputs_with_values[argument.position]
+        if known is not None and isinstance(spec, TensorSpec):
+            inputs_with_values[argument.position] = replace(spec, values=known)
+    return tuple(inputs_with_values)
 
 
 class ValueReader:
-    """Reads numbers of tensors, those of a mask once for as long as it is not changed.
+    """Reader of tensor values; a mask is counted once per version.
 
-    `knows` says whether tensors hold the numbers that a real run would see.
+    `has_values` tells whether tensors have the values of a real run.
     """
 
-    def __init__(self, knows: Callable[[list[Any]], bool]) -> None:
-        self._has_values = knows
+    def __init__(self, has_values: Callable[[list[Any]], bool]) -> None:
+        self._has_values = has_values
         self._masks: dict[tuple[Any, ...], tuple[ReferenceType[Any], int]] = {}
 
-    def read(self, valued: Sequence[Valued], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
-        """Return the numbers of each of an op's arguments that has such: of a mask the one number of its pairs."""
+    def read(self, value_arguments: Sequence[ValueArgument], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """Return the values of an op's value-dependent arguments; a mask's is its number of pairs."""
         return tuple(
             self._read(
                 args[argument.position] if argument.position < len(args) else kwargs.get(argument.name),
                 is_mask=argument.is_mask,
             )
-            for argument in valued
+            for argument in value_arguments
         )
 
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
@@ -86,15 +88,15 @@ class ValueReader:
             return None
         if is_mask:
             return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None
-        if tensor.ndim != 1 or tensor.numel() > _MOST or tensor.is_floating_point():
+        if tensor.ndim != 1 or tensor.numel() > _MAX_LENGTH or tensor.is_floating_point():
             return None
         with disable_dispatch_modes():
             return tuple(tensor.tolist())
 
     def _count_mask(self, mask: torch.Tensor) -> int:
-        """Return how many entries a mask leaves: true ones, and numbers that are above half of the dtype's lowest.
+        """Return how many entries a mask keeps: true ones, and values above half of the dtype's minimum.
 
-        -inf hides a pair, and so does that lowest number, which models take for it.
+        -inf masks a pair, and so does the dtype's minimum, which models use instead.
         """
         storage = mask.untyped_storage()
         version = -1 if mask.is_inference() else mask._version
@@ -104,13 +106,13 @@ class ValueReader:
             return known[1]
         repeats = 1
         with disable_dispatch_modes():
-            few = mask.detach()
+            unexpanded = mask.detach()
             for dim, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
                 if step == 0 and size > 1:  # one mask for all heads, or for all batches
-                    few, repeats = few.narrow(dim, 0, 1), repeats * size
-            left = few if few.dtype is torch.bool else few > torch.finfo(few.dtype).min / 2
+                    unexpanded, repeats = unexpanded.narrow(dim, 0, 1), repeats * size
+            left = unexpanded if unexpanded.dtype is torch.bool else unexpanded > torch.finfo(unexpanded.dtype).min / 2
             count = int(torch.count_nonzero(left)) * repeats
-        if len(self._masks) >= _REMEMBERED:
+        if len(self._masks) >= _MAX_CACHED:
             self._masks.clear()
         self._masks[key] = ref(storage), count
         return count

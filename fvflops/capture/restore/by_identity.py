@@ -1,4 +1,4 @@
-"""A mapping of objects by identity: `__eq__` and `__hash__`, which a class may redefine, are not called."""
+"""A mapping by object identity, which does not call `__eq__` and `__hash__`, since classes may override them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class ByIdentity(Mapping[Key, Item]):
-    """A mapping whose keys are compared by identity, in the order given; of pairs with one key the first stays.
+    """A mapping keyed by identity, in insertion order; the first of several pairs with one key wins.
 
     >>> first, second = [], []
     >>> list(ByIdentity([(first, 1), (second, 2), (first, 3)]).values())
@@ -18,7 +18,7 @@ class ByIdentity(Mapping[Key, Item]):
     """
 
     def __init__(self, pairs: Iterable[tuple[Key, Item]]) -> None:
-        # With the key, so that nothing else gets its id.
+        # Includes the key, to keep it alive: ids are reused.
         self._pairs: dict[int, tuple[Key, Item]] = {}
         for pair in pairs:
             self._pairs.setdefault(id(pair[0]), pair)
@@ -36,10 +36,10 @@ class ByIdentity(Mapping[Key, Item]):
         return id(key) in self._pairs
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return what is kept under a key, or a default."""
+        """Return the item of a key, or a default."""
         pair = self._pairs.get(id(key))
         return default if pair is None else pair[1]
 
     def items(self) -> ItemsView[Key, Item]:
-        """Return the pairs, quicker than the mixin does."""
+        """Return the pairs, faster than the mixin."""
         return self._pairs.values()  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Record what mutable objects contain before a run, found through containers, objects and code, and restore it."""
+"""Snapshot and restore mutable objects reachable through containers, objects and code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from fvflops.capture.restore.contents import (
     GENERATORS,
+    IMMUTABLE,
     PLAIN,
-    UNCHANGING,
     UNSHARED,
     Iterators,
     Restore,
@@ -25,14 +25,15 @@ from fvflops.capture.restore.contents import (
     save_for,
 )
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, attributes_of, namespace_of, read_slot, slots_of
-from fvflops.capture.restore.tensor_state import TensorState, note_tensor, restore_all, restore_tensor
+from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
 
-# So many objects are followed, the nearest first: a module may contain a data set, or a trainer that contains all else.
+# At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer with
+# everything.
 _LIMIT = 1 << 16
-# And the code of a function that calls one that calls one, so many times.
+# Code is followed through this many levels of function calls.
 _DEPTH = 4
-# Parts of libraries whose objects' attributes are no state of a model.
-_CLOSED = frozenset(
+# Library modules whose objects' attributes are not part of a model's state.
+_EXCLUDED = frozenset(
     {
         *("logging", "threading", "abc", "typing", "re", "ast", "inspect", "importlib", "asyncio", "multiprocessing"),
         *("concurrent", "subprocess", "ctypes", "unittest", "pathlib", "sympy", "numpy", "builtins", "io", "fvflops"),
@@ -41,55 +42,55 @@ _CLOSED = frozenset(
     }
 )
 _CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
-_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: defined in Python
 
 
 class _Kind(NamedTuple):
-    """What saves the contents of a class's objects, what reads their attributes, and the descriptors of their slots."""
+    """How to save a class's objects: contents, attributes, and the descriptors of their slots."""
 
     save: Save | None
     attributes: Callable[[Any], Any] | None
     slots: tuple[Any, ...]
 
 
-# The kinds of classes by their identity, and the classes, which may end and leave it to another.
+# By the class's id; the weak reference shows whether the class is still alive, since ids are reused.
 _KINDS: dict[int, tuple[weakref.ref[type], _Kind]] = {}
 
 
 class ContainerSnapshot:
-    """What was in containers, generators and objects before a run, and where tensors among it stood.
+    """Snapshot of containers, iterators, objects and tensors reachable from given values.
 
-    `tensors` are all that were met, `code` the functions and classes, which are not followed. What is in `seen`, by
-    identity, is left to somebody else; what is met is added to it.
+    `tensors` are all that were found, `code` the functions and classes, which are not followed. Objects in `visited`,
+    by id, are skipped; objects found are added.
     """
 
-    def __init__(self, seen: set[int] | None = None) -> None:
+    def __init__(self, visited: set[int] | None = None) -> None:
         self.tensors: list[torch.Tensor] = []
         self.code: list[Any] = []
-        self._seen = set() if seen is None else seen
-        self._kept: list[Any] = []  # so that nothing else gets the identity of what was seen
+        self._visited = set() if visited is None else visited
+        self._kept: list[Any] = []  # keeps visited objects alive, since ids are reused
         self._tensors: list[TensorState] = []
-        # What restores an object, the object, and what was in it.
+        # The restoring function, the object, and its contents.
         self._states: list[tuple[Restore, Any, Any]] = []
         self._saves: list[tuple[Save, Any]] = []
         self._iterators = Iterators()
 
-    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
-        """Note each container that can be reached through containers, and through objects if asked."""
+    def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Save each container reachable through containers, and through objects too with `objects`."""
         pending = deque(values)
-        while pending and len(self._seen) < _LIMIT:
+        while pending and len(self._visited) < _LIMIT:
             item = pending.popleft()
             cls = type(item)
-            if cls in PLAIN or id(item) in self._seen:
+            if cls in PLAIN or id(item) in self._visited:
                 continue
-            self._seen.add(id(item))
-            if cls in UNCHANGING:
+            self._visited.add(id(item))
+            if cls in IMMUTABLE:
                 continue
             self._kept.append(item)
             if issubclass(cls, torch.Tensor):
                 self.tensors.append(item)
                 if objects:
-                    self._tensors.append(note_tensor(item))
+                    self._tensors.append(save_tensor(item))
                 continue
             kind = _kind_of(cls)
             if kind.save is not None:
@@ -105,10 +106,10 @@ class ContainerSnapshot:
                 pending += self._follow(item, cls, kind)
 
     def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
-        """Return an object's attributes, and note its slots."""
+        """Return an object's attributes to follow, after saving its slots."""
         if cls is FunctionType or issubclass(cls, type):
             self.code.append(item)
-            self._seen.discard(id(item))
+            self._visited.discard(id(item))
             return ()
         if cls is MethodType:
             return item.__self__, item.__func__
@@ -131,41 +132,42 @@ class ContainerSnapshot:
         return children
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
-        """Return functions that put things back, and what each is to be called with."""
-        return (restore_tensor, self._tensors), (self._restore_states, [self.moved()])
+        """Return functions that restore, each with the states to call it with."""
+        return (restore_tensor, self._tensors), (self._restore_states, [self.advanced()])
 
-    def moved(self) -> Mapping[int, Any]:
-        """Return what is to stand in the place of iterators that have gone on, by their identity."""
-        return self._iterators.moved()
+    def advanced(self) -> Mapping[int, Any]:
+        """Return the replacements of iterators that have advanced, by id."""
+        return self._iterators.advanced()
 
-    def _restore_states(self, moved: Mapping[int, Any]) -> None:
+    def _restore_states(self, advanced: Mapping[int, Any]) -> None:
         states: Iterable[Any] = self._states
-        if moved:
-            states = ((restore, item, _replace(before, moved)) for restore, item, before in self._states)
+        if advanced:
+            states = ((restore, item, _replace(before, advanced)) for restore, item, before in self._states)
         restore_all(((_restore_state, states),))
 
     def restore(self) -> None:
-        """Put back whatever differs; what one thing raises keeps no other from being put back."""
+        """Restore whatever differs; an exception for one object does not keep others from being restored."""
         restore_all(self.restorers())
 
 
-class Surroundings(ContainerSnapshot):
-    """What code uses outside of a model, in globals, classes, closures and caches, as it was before a run.
+class CodeSnapshot(ContainerSnapshot):
+    """Snapshot of what code uses outside the model: globals, classes, closures and caches.
 
-    It is restored if the run has left tensors there, which belong to the run: a list in which a hook counts calls is
-    the program's. Random generators are always restored. `whole` is that of `Namespaces`.
+    It is restored only if the run left new tensors there, which belong to the run; other changes, such as a list in
+    which a hook counts calls, are the program's. Random generators are always restored. `whole` is passed to
+    `Namespaces`.
     """
 
-    def __init__(self, seen: set[int], *, whole: bool) -> None:
-        super().__init__(seen)
+    def __init__(self, visited: set[int], *, whole: bool) -> None:
+        super().__init__(visited)
         self._namespaces = Namespaces(whole=whole)
         self._named: list[Any] = []
 
-    def watch(self, values: Iterable[Any], *, objects: bool) -> None:
-        """Note what can be reached from functions and classes, through so many calls of functions by functions."""
+    def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
+        """Save what is reachable from functions and classes, through a limited depth of function calls."""
         for _ in range(_DEPTH):
             self._named = []
-            super().watch(values, objects=objects)
+            super().snapshot(values, objects=objects)
             values = self._named
 
     def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
@@ -177,20 +179,20 @@ class Surroundings(ContainerSnapshot):
         return super()._follow(item, cls, kind)
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
-        """Return functions that put things back, and what each is to be called with."""
+        """Return functions that restore, each with the states to call it with."""
         if not self._has_new_tensors():
             return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
-        return *super().restorers(), (self._namespaces.restore, [self.moved()])
+        return *super().restorers(), (self._namespaces.restore, [self.advanced()])
 
     def _has_new_tensors(self) -> bool:
-        """Return whether tensors can be reached that could not be before."""
-        found = [item for item in self._namespaces.values() if id(item) not in self._seen]
+        """Return whether new tensors are reachable."""
+        found = [item for item in self._namespaces.values() if id(item) not in self._visited]
         for save, item in self._saves:
-            found += [child for child in save(item)[2] if id(child) not in self._seen]
+            found += [child for child in save(item)[2] if id(child) not in self._visited]
         if not found:
             return False
-        new = ContainerSnapshot(set(self._seen))
-        new.watch(found, objects=True)
+        new = ContainerSnapshot(set(self._visited))
+        new.snapshot(found, objects=True)
         return bool(new.tensors)
 
 
@@ -217,15 +219,15 @@ def _read_kind(cls: type) -> _Kind:
     save = save_for(cls)
     if cls in _CODE or issubclass(cls, type):
         return _Kind(save, None, ())
-    module = namespace_of(cls).get("__module__") if cls.__flags__ & _MADE_BY_PYTHON else cls.__module__
-    if save is None and type(module) is str and _is_closed(module):
+    module = namespace_of(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
+    if save is None and type(module) is str and _is_excluded(module):
         return _Kind(None, None, ())
     return _Kind(save, attributes_of(cls), slots_of(cls))
 
 
-def _is_closed(module: str) -> bool:
+def _is_excluded(module: str) -> bool:
     first, _, rest = module.partition(".")
-    return first in _CLOSED or f"{first}.{rest.partition('.')[0]}" in _CLOSED
+    return first in _EXCLUDED or f"{first}.{rest.partition('.')[0]}" in _EXCLUDED
 
 
 def _save_slots(owner: _Slots) -> Saved:
@@ -269,11 +271,11 @@ def _restore_state(state: tuple[Restore, Any, Any]) -> None:
     restore(item, before)
 
 
-def _replace(before: Any, moved: Mapping[int, Any]) -> Any:
-    """Return what was in a container with copies of the iterators that have gone on since."""
+def _replace(before: Any, advanced: Mapping[int, Any]) -> Any:
+    """Return a container's saved contents with advanced iterators replaced by their copies."""
     if type(before) is not list:
         return before
     return [
-        tuple([moved.get(id(part), part) for part in item]) if type(item) is tuple else moved.get(id(item), item)
+        tuple([advanced.get(id(part), part) for part in item]) if type(item) is tuple else advanced.get(id(item), item)
         for item in before
     ]

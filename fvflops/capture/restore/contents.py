@@ -1,4 +1,4 @@
-"""Read and restore what one mutable object contains, by its base type's own methods: a subclass may change them."""
+"""Read and restore a mutable object's contents by its base type's methods, since subclasses may override them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from typing import Any
 
 import torch
 
-# A run cannot change one of these.
+# Immutable types.
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-# Nor what these refer to.
-UNCHANGING = frozenset(
+# Types whose objects need no visit, nor what these refer to.
+IMMUTABLE = frozenset(
     {
         *(type(str.join), type(int.__add__), type(int.real), type(vars(type)["__mro__"]), types.UnionType, property),
         *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),
     }
 )
 # Larger NumPy arrays are not compared.
-_LARGEST = 1 << 26
+_MAX_ARRAY_BYTES = 1 << 26
 
 Restore = Callable[[Any, Any], None]
-# What an object contains, what restores it (None if it cannot change), and what is to be read next.
+# An object's contents, the function that restores it (None if immutable), and the objects to visit next.
 Saved = tuple[Any, Restore | None, Iterable[Any]]
 Save = Callable[[Any], Saved]
 
@@ -54,9 +54,9 @@ _EMPTIES: tuple[Any, ...] = (
     {}.items(),
     set(),
 )
-_TURNABLE: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
-# Those that tell how many items they have yet to give.
-_HINTED = frozenset(map(type, [*map(iter, _EMPTIES), *map(reversed, _TURNABLE), itertools.repeat(0, 1)]))
+_REVERSIBLE: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
+# Iterators with a length hint.
+_HINTED = frozenset(map(type, [*map(iter, _EMPTIES), *map(reversed, _REVERSIBLE), itertools.repeat(0, 1)]))
 _ITERATORS = frozenset(
     (
         *_HINTED,
@@ -67,7 +67,7 @@ _ITERATORS = frozenset(
 
 
 def save_for(cls: type) -> Save | None:
-    """Return what reads the contents of a class's objects, None for a class that is no container."""
+    """Return the function that saves a class's objects, or None for a class that is not a container."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and issubclass(cls, numpy.ndarray):
         return _save_array
@@ -78,7 +78,7 @@ def save_for(cls: type) -> Save | None:
 
 def _save_ordered(item: OrderedDict[Any, Any]) -> Saved:
     pairs = list(OrderedDict.items(item))
-    return pairs, _restore_ordered, _moving(pairs)
+    return pairs, _restore_ordered, _mutable_parts(pairs)
 
 
 def _restore_ordered(item: OrderedDict[Any, Any], before: list[tuple[Any, Any]]) -> None:
@@ -89,17 +89,17 @@ def _restore_ordered(item: OrderedDict[Any, Any], before: list[tuple[Any, Any]])
 
 def _save_dict(item: dict[Any, Any]) -> Saved:
     pairs = list(dict.items(item))
-    return pairs, restore_dict, _moving(pairs)
+    return pairs, restore_dict, _mutable_parts(pairs)
 
 
 def restore_dict(item: dict[Any, Any], before: list[tuple[Any, Any]]) -> None:
-    """Put back what was in a dict."""
+    """Restore a dict's contents and order."""
     if not _same_pairs(list(dict.items(item)), before):
         dict.clear(item)
         dict.update(item, before)
 
 
-def _moving(pairs: list[tuple[Any, Any]]) -> list[Any]:
+def _mutable_parts(pairs: list[tuple[Any, Any]]) -> list[Any]:
     return [part for pair in pairs for part in pair if type(part) not in PLAIN]
 
 
@@ -109,13 +109,13 @@ def _same_pairs(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bo
 
 
 def same_items(now: list[Any], before: list[Any]) -> bool:
-    """Return whether two lists contain the same objects, which are not asked whether they are equal."""
+    """Return whether two lists contain the same objects, by identity."""
     return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _save_list(item: list[Any]) -> Saved:
     before = list.copy(item)
-    return before, _restore_list, _others(before)
+    return before, _restore_list, _mutable(before)
 
 
 def _restore_list(item: list[Any], before: list[Any]) -> None:
@@ -125,7 +125,7 @@ def _restore_list(item: list[Any], before: list[Any]) -> None:
 
 def _save_deque(item: deque[Any]) -> Saved:
     before = list(deque.__iter__(item))
-    return before, _restore_deque, _others(before)
+    return before, _restore_deque, _mutable(before)
 
 
 def _restore_deque(item: deque[Any], before: list[Any]) -> None:
@@ -136,7 +136,7 @@ def _restore_deque(item: deque[Any], before: list[Any]) -> None:
 
 def _save_set(item: set[Any]) -> Saved:
     before = list(set.__iter__(item))
-    return before, _restore_set, _others(before)
+    return before, _restore_set, _mutable(before)
 
 
 def _restore_set(item: set[Any], before: list[Any]) -> None:
@@ -147,10 +147,10 @@ def _restore_set(item: set[Any], before: list[Any]) -> None:
 
 def _save_fixed(item: Any) -> Saved:
     base = tuple if issubclass(type(item), tuple) else frozenset
-    return None, None, _others(base.__iter__(item))
+    return None, None, _mutable(base.__iter__(item))
 
 
-def _others(items: Iterable[Any]) -> list[Any]:
+def _mutable(items: Iterable[Any]) -> list[Any]:
     return [item for item in items if type(item) not in PLAIN]
 
 
@@ -176,8 +176,8 @@ def _save_array(item: Any) -> Saved:
     """Save a NumPy array's elements."""
     numpy = sys.modules["numpy"]
     whole = numpy.ndarray.view(item, numpy.ndarray)
-    children = _others(whole.ravel().tolist()) if whole.dtype.hasobject else ()
-    if not whole.flags.writeable or whole.nbytes > _LARGEST:
+    children = _mutable(whole.ravel().tolist()) if whole.dtype.hasobject else ()
+    if not whole.flags.writeable or whole.nbytes > _MAX_ARRAY_BYTES:
         return None, None, children
     return whole.copy(), _restore_array, children
 
@@ -233,7 +233,7 @@ def _save_cell(item: types.CellType) -> Saved:
 
 
 def contents_of(cell: types.CellType) -> Any:
-    """Return what a cell contains, or an object of no other use for one that is empty."""
+    """Return a cell's contents, or `_EMPTY`."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -252,7 +252,7 @@ def _restore_cell(item: types.CellType, before: list[Any]) -> None:
 
 
 def _save_cache(item: Any) -> Saved:
-    """Save what `functools.lru_cache` keeps: an unbounded one by its dict, another can only be cleared."""
+    """Save a `functools.lru_cache`: an unbounded one through its dict; a bounded one can only be cleared."""
     info = CACHE.cache_info(item)
     own = item.__dict__
     kept = [value for value in gc.get_referents(item) if value is not own and type(value) is not type]
@@ -301,33 +301,33 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
 )
 
 
-# What restores random generators, and what restores objects that no other object can be in.
+# Functions that restore random generators, and those for objects that contain no other objects.
 GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, _restore_generator})
 UNSHARED = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether an object is an iterator of those that can be copied."""
+    """Return whether an object is an iterator of a type that can be copied."""
     return type(value) in _ITERATORS
 
 
 class Iterators:
-    """Iterators and where they were, each with a copy that goes on from there."""
+    """Iterators, each with a copy at its position."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Any, Any, Any]] = []
 
     def add(self, iterator: Any) -> None:
-        """Note where an iterator is; one that contains what cannot be copied, as a generator, is left as it is."""
+        """Save an iterator's position, unless it contains something that cannot be copied, such as a generator."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies no more of itertools
+            warnings.simplefilter("ignore", DeprecationWarning)  # copying itertools is deprecated until Python 3.14
             try:
                 self._found.append((iterator, _copy(iterator), _position(iterator)))
             except TypeError:
                 return
 
-    def moved(self) -> dict[int, Any]:
-        """Return the copies of those that have gone on, by the identity of what they are to replace."""
+    def advanced(self) -> dict[int, Any]:
+        """Return the copies of iterators that have advanced, by the id of the iterator to replace."""
         if not self._found:
             return {}
         with warnings.catch_warnings():
@@ -346,7 +346,7 @@ def _copy(iterator: Any) -> Any:
 def _copy_state(state: Any) -> Any:
     if type(state) is tuple:
         return tuple(map(_copy_state, state))
-    if type(state) is list:  # that of itertools.cycle grows
+    if type(state) is list:  # itertools.cycle appends to its list
         return list(state)
     return _copy(state) if is_iterator(state) else state
 

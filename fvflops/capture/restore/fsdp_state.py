@@ -1,4 +1,4 @@
-"""The state of FSDP2: what it keeps of each module outside of the module, for a run to put back."""
+"""FSDP2's state of modules, which it stores outside the modules."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fvflops.torch_internals import loaded_fsdp
 
 
 def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """Return the attributes of the objects by which FSDP2 shards modules, none where no module is sharded by it.
+    """Return the attributes of the objects by which FSDP2 shards modules.
 
-    A run by shapes leaves tensors without numbers there. Of modules that are gathered right now there are none either:
-    a run lets go of what is gathered, and only FSDP2 can gather it again.
+    Shape execution leaves shape tensors there. Empty if modules are unsharded at the moment: a run reshards them, and
+    only FSDP2 could unshard them again.
     """
     loaded = loaded_fsdp()
     if loaded is None:
@@ -30,7 +30,7 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 def _can_be_key(module: nn.Module) -> bool:
-    """Return whether FSDP2 can have met a module: it keeps its states by module, whose class may forbid that."""
+    """Return whether FSDP2 can have a state of a module: it needs a hash, which the class may not allow."""
     try:
         hash(module)
     except Exception:
@@ -39,7 +39,7 @@ def _can_be_key(module: nn.Module) -> bool:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Return the parameter groups of a module, of which there is one at most in older torch."""
+    """Return a module's parameter groups; older torch has at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

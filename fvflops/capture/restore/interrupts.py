@@ -1,13 +1,13 @@
-"""Hold signals back while a run is set up and taken down, and let them through while the model runs.
+"""Defer signals during set-up and teardown of a run, and let them through while the model runs.
 
-Python calls a signal's handler between any two bytecodes of the main thread, and what the handler raises (Ctrl-C's
-KeyboardInterrupt, a time limit of SIGALRM) leaves whatever goes on there half done: an `__enter__` whose `__exit__`
-nobody will call, a `finally` that ends at its first line. Blocking signals with pthread_sigmask is not enough: the
-kernel then gives them to another thread, torch has many, and Python calls the handler in the main thread all the same.
-So while a run lasts, a handler of ours stands before each handler in Python, and calls it now or later.
+Python calls a signal handler between any two bytecodes of the main thread. An exception of the handler (Ctrl-C's
+KeyboardInterrupt, a time limit by SIGALRM) leaves the interrupted code half done: an `__enter__` without its
+`__exit__`, a `finally` that ends at its first line. Blocking signals by pthread_sigmask is not enough: the kernel then
+delivers them to another thread, of which torch has many, and Python still calls the handler in the main thread. So
+during a run each Python handler is wrapped by one that calls it immediately or later.
 
-What cannot be held back: an exception that another thread injects with PyThreadState_SetAsyncExc, and handlers that are
-not Python's, which end the process or touch nothing of Python.
+Not deferred: exceptions injected by another thread with PyThreadState_SetAsyncExc, and handlers outside Python, which
+end the process or do not touch Python.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any, TypeVar
 
 from fvflops.capture.restore.forks import at_fork
 
-# Those of `signal` make an enum of each value, which takes ten times as long.
+# The functions of `signal` create an enum for each value, which takes ten times as long.
 _handler_of, _set_handler = _signal.getsignal, _signal.signal
-# So many handlers may raise, one right after the other, while those of several signals are replaced.
-_INTERRUPTED = 8
-# What is raised in a finalizer or in a weak reference's callback is printed and lost: a signal that comes there comes
-# again after so many seconds.
-_AGAIN = 0.001
+# Retries when handlers raise while the handlers of several signals are replaced.
+_RETRIES = 8
+# Exceptions in finalizers and weak reference callbacks are printed and lost: a signal that arrives there is sent again
+# after this many seconds.
+_RESEND_SECONDS = 0.001
 _WEAK = frozenset({weakref.__file__, sys.modules["_weakrefset"].__file__})
 _callbacks: set[CodeType] = set()
 
@@ -40,9 +40,9 @@ Function = TypeVar("Function")
 
 
 class deferred:
-    """A context in which no handler of a signal is called, but where `allowed` lets it; those that wait are at the end.
+    """A context that defers signal handlers to its end, or to an `allowed` context inside.
 
-    It costs some 5 µs in the main thread, and nothing in others, where Python calls no handlers.
+    It takes about 5 µs in the main thread, and nothing in others, where Python calls no handlers.
     """
 
     __slots__ = ("_before", "_handlers")
@@ -79,24 +79,23 @@ class deferred:
             _handlers = None
             handlers.uninstall()
             return
-        # In this order: once it is open, a handler may raise.
+        # In this order: once open, a handler may raise.
         handlers.may_open = self._before[1]
         handlers.open = self._before[0]
         if handlers.open:
             handlers.deliver()
 
     def deliver(self) -> None:
-        """Raise now what the handlers of the signals that wait raise, unless this is inside another such context."""
+        """Call the pending handlers, whose exceptions propagate, unless this is nested where none may run."""
         handlers = self._handlers
         if handlers is not None and handlers.may_open:
             handlers.deliver()
 
 
 class allowed:
-    """A context inside of `deferred` in which handlers are called at once: that of the model's run.
+    """A context inside `deferred` in which handlers are called immediately, for the model's run.
 
-    Whatever the run was doing when a handler raised, no other is called until the exception has left `deferred`, unless
-    the model catches it.
+    After a handler has raised, no other is called until the exception has left `deferred`, unless the model catches it.
     """
 
     __slots__ = ("_handlers",)
@@ -111,7 +110,7 @@ class allowed:
         handlers.deliver()
         self._handlers = handlers
         handlers.open = True
-        handlers.deliver()  # what came in between
+        handlers.deliver()  # signals that arrived in between
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -121,15 +120,15 @@ class allowed:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether a signal's handler raised an error, or what it comes of: nothing but its caller may catch it."""
+    """Return whether a signal handler raised an error, or its cause: it must propagate to the caller."""
     handlers = _handlers
-    return handlers is not None and handlers.raised is not None and _comes_of(error, handlers.raised)
+    return handlers is not None and handlers.raised is not None and _is_caused_by(error, handlers.raised)
 
 
 class _Handlers:
-    """The handlers of ours that are installed as long as the outermost `deferred` lasts.
+    """The wrapping handlers, installed while the outermost `deferred` lasts.
 
-    `open` says whether a handler may be called, `may_open` whether `allowed` may set that, `raised` is what one raised.
+    `open`: handlers may be called now. `may_open`: `allowed` may set that. `raised`: a handler's exception.
     """
 
     def __init__(self) -> None:
@@ -143,76 +142,76 @@ class _Handlers:
         self._ended = False
 
     def install(self) -> None:
-        """Put one before each handler in Python.
+        """Wrap each Python handler.
 
-        To set a handler is one call into C, which first calls the handlers of signals that have come. Where there is
-        one in Python, nearly always Ctrl-C's, nothing has changed then. Of several the others may raise in between: all
-        are set first, then that is raised.
+        Setting a handler is one C call, which first calls the handlers of pending signals. With a single Python
+        handler, usually Ctrl-C's, nothing has changed if that raises. With several, others may raise in between: all
+        are set first, then the exception is raised.
         """
         numbers = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
         self._originals = {number: _handler_of(number) for number in numbers}
         if len(numbers) == 1:
             _set_handler(numbers[0], self.handle)
             return
-        self._insist(self._set_ours, _INTERRUPTED)
+        self._retry(self._wrap_handlers, _RETRIES)
         if self._problem is not None:
             self.uninstall()
 
     def uninstall(self) -> None:
-        """Put the handlers back, call those that wait, and raise what the first to raise raised."""
+        """Restore the handlers, call pending ones, and raise the first exception."""
         early = self._call_all()
         try:
-            self._insist(self._set_originals, _INTERRUPTED)
+            self._retry(self._set_originals, _RETRIES)
             late = self._call_all()
             for problem in (early, self._problem, late):
                 if problem is not None:
                     raise problem
         finally:
             self._ended = True
-            self.raised = self._problem = problem = early = late = None  # whose frames hold this
+            self.raised = self._problem = problem = early = late = None  # their frames refer to this object
 
-    def _set_ours(self) -> None:
+    def _wrap_handlers(self) -> None:
         for number in self._originals:
             if _handler_of(number) != self.handle:
                 _set_handler(number, self.handle)
 
     def _set_originals(self) -> None:
         for number, original in self._originals.items():
-            if _handler_of(number) == self.handle:  # else the model put another there, to stay
+            if _handler_of(number) == self.handle:  # else the model has set another, which stays
                 _set_handler(number, original)
 
-    def _insist(self, act: Callable[[], None], times: int) -> None:
-        """Call a function again each time that a signal's handler raises in it, and keep the first error.
+    def _retry(self, act: Callable[[], None], times: int) -> None:
+        """Call a function, again after each exception of a signal handler in it, and keep the first error.
 
-        Python calls handlers where a function begins, a call ends or a loop goes back. A loop around `try` would leave
-        its own turn uncovered; of calls nested in one another each is covered by the one around.
+        Python calls handlers at function entry, after calls and at loop back edges. A loop around `try` would itself be
+        unprotected; nested calls protect each other.
         """
         if not times:
             act()
             return
         try:
-            self._insist(act, times - 1)
+            self._retry(act, times - 1)
             return
         except BaseException as error:
             if self._problem is None:
                 self._problem = error
-        self._insist(act, times - 1)
+        self._retry(act, times - 1)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Call the handler of a signal, or note that it waits."""
+        """Call a signal's handler, or make it pending."""
         if self._ended:
             self._originals[number](number, frame)
             return
         self._waiting[number] = frame
         if not self.open:
             return
-        self.open = False  # for what comes while this decides
+        self.open = False  # for signals that arrive meanwhile
         try:
-            if self.raised is not None and _comes_of(sys.exc_info()[1], self.raised):
+            if self.raised is not None and _is_caused_by(sys.exc_info()[1], self.raised):
                 return
-            if _is_thrown_away(frame):
+            if _is_lost(frame):
                 while self._waiting:
-                    _thread.start_new_thread(_send_again, (self._waiting.popitem()[0],))
+                    _thread.start_new_thread(_resend, (self._waiting.popitem()[0],))
                 return
             self.deliver()
         finally:
@@ -220,7 +219,7 @@ class _Handlers:
             self.open = True
 
     def deliver(self) -> None:
-        """Call the handlers that wait; what one of them raises is raised, and the rest wait on."""
+        """Call the pending handlers until one raises; the exception propagates, the others stay pending."""
         if not self._waiting:
             return
         was_open, self.open = self.open, False
@@ -235,7 +234,7 @@ class _Handlers:
             self.open = was_open
 
     def _call_all(self) -> BaseException | None:
-        """Call all handlers that wait, and return what the first to raise raised."""
+        """Call all pending handlers and return the first exception."""
         first = None
         try:
             while self._waiting:
@@ -246,7 +245,7 @@ class _Handlers:
             first = error = None
 
     def _call_waiting(self) -> BaseException | None:
-        """Call the handlers that wait, up to the first that raises, and return what it raised."""
+        """Call pending handlers until one raises, and return its exception."""
         while self._waiting:
             number = next(iter(self._waiting))
             frame = self._waiting.pop(number)
@@ -262,20 +261,20 @@ class _Handlers:
 _handlers: _Handlers | None = None
 
 
-def _comes_of(error: BaseException | None, origin: BaseException) -> bool:
-    waiting, seen = [error], set()
+def _is_caused_by(error: BaseException | None, origin: BaseException) -> bool:
+    waiting, visited = [error], set()
     while waiting:
         error = waiting.pop()
         if error is origin:
             return True
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
+        if error is not None and id(error) not in visited:
+            visited.add(id(error))
             waiting += [error.__cause__, error.__context__]
     return False
 
 
-def _is_thrown_away(frame: FrameType | None) -> bool:
-    """Return whether what a frame raises goes nowhere: a finalizer's, or that of a weak reference's callback."""
+def _is_lost(frame: FrameType | None) -> bool:
+    """Return whether exceptions in a frame are lost: in a finalizer or a weak reference callback."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or code in _callbacks:
@@ -287,19 +286,19 @@ def _is_thrown_away(frame: FrameType | None) -> bool:
 
 
 def weak_callback(function: Function) -> Function:
-    """Let a signal that comes in a function, the callback of weak references, come again after it."""
+    """Mark a weak reference callback: a signal that arrives in it is sent again later."""
     assert isinstance(function, FunctionType)
     _callbacks.add(function.__code__)
     return function
 
 
-def _send_again(number: int) -> None:
-    time.sleep(_AGAIN)
+def _resend(number: int) -> None:
+    time.sleep(_RESEND_SECONDS)
     _thread.interrupt_main(signal.Signals(number))
 
 
-def _leave_handlers() -> None:
-    """In a forked child, put back the handlers that a thread which is not there has put ours before."""
+def _restore_in_child() -> None:
+    """In a forked child, restore handlers wrapped by a thread that does not exist there."""
     global _handlers
     for number in range(1, signal.NSIG):
         handler = _handler_of(number)
@@ -310,4 +309,4 @@ def _leave_handlers() -> None:
         _handlers = None
 
 
-at_fork(_leave_handlers)
+at_fork(_restore_in_child)

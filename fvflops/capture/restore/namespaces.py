@@ -1,4 +1,4 @@
-"""Find the globals and class attributes that a model's code uses, and restore them."""
+"""Find and restore the globals and class attributes that a model's code uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fvflops.capture.restore.contents import PLAIN
 
-# Code that keeps no tensors outside of modules, or of which what it keeps is found after the run.
+# Libraries that keep no tensors outside modules, or whose caches are searched after the run.
 _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
@@ -25,27 +25,29 @@ _BY_NAME = frozenset(opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLO
 _LOAD, _IMPORT, _EXTEND = (opcode.opmap[name] for name in ("LOAD_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG"))
 _SHIFT = 1 if sys.version_info >= (3, 11) else 0
 
-# Methods that Python calls though no name in the code says so.
-_CALLED = frozenset({"__init__", "__call__", "__getitem__", "__setitem__", "__enter__", "__exit__", "__post_init__"})
+# Methods that Python calls implicitly.
+_IMPLICIT_METHODS = frozenset(
+    {"__init__", "__call__", "__getitem__", "__setitem__", "__enter__", "__exit__", "__post_init__"}
+)
 
 ABSENT = object()
 
 mro_of = vars(type)["__mro__"].__get__
 namespace_of = vars(type)["__dict__"].__get__
 
-# Of code, by its identity: itself, the globals that it names, the modules that it imports, and all of its names.
+# By id of the code: the code, globals it names, modules it imports, and all its names.
 _Names = tuple[CodeType, frozenset[str], frozenset[str], frozenset[str]]
 _NAMES: dict[int, _Names] = {}
 _LIMIT = 1 << 15
 
 
 def is_library(name: Any) -> bool:
-    """Return whether a module's code is Python's, torch's, or of a library that builds on it."""
+    """Return whether a module belongs to Python, torch, or a known library."""
     return type(name) is str and name.partition(".")[0] in _LIBRARIES
 
 
 def attributes_of(cls: type) -> Any:
-    """Return what reads the `__dict__` of a class's objects, whatever they say; None where they have none."""
+    """Return the getter of `__dict__` of a class's objects, bypassing overrides; None if they have none."""
     for base in mro_of(cls):
         found = namespace_of(base).get("__dict__")
         if type(found) in (GetSetDescriptorType, MemberDescriptorType):
@@ -65,7 +67,7 @@ def slots_of(cls: type) -> tuple[Any, ...]:
 
 
 def read_slot(slot: Any, item: Any) -> Any:
-    """Return what is in a slot, ABSENT where nothing is."""
+    """Return a slot's value, or ABSENT."""
     try:
         return slot.__get__(item)
     except AttributeError:
@@ -73,46 +75,46 @@ def read_slot(slot: Any, item: Any) -> Any:
 
 
 class Namespaces:
-    """What the globals and the classes contain that code uses, as it was when they were first met.
+    """Globals and class attributes that code uses, as they were when first found.
 
-    The code is followed through the names in it, without being run: of a class those methods are read whose name occurs
-    in code read so far, and those that Python calls. `whole` says to note all globals of the modules of that code.
+    Code is followed through its names without running it: of a class, those methods are read whose names occur in code
+    read so far, and those that Python calls implicitly. `whole`: save all globals of the modules of that code.
     """
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
-        self._wholes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._whole_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
         self._names = {"forward"}
-        self._waiting: dict[str, list[Any]] = {}
+        self._pending: dict[str, list[Any]] = {}
 
     def of_function(self, function: FunctionType) -> list[Any]:
-        """Return what a function's code uses that was not met before."""
+        """Return the objects that a function's code uses and that were not found before."""
         namespace = function.__globals__
         if is_library(namespace.get("__name__")):
             return []
         _, used, imported, names = _names_of(function.__code__)
         found: list[Any] = []
-        if self._whole and id(namespace) not in self._wholes:
-            self._wholes[id(namespace)] = namespace, dict(namespace)
+        if self._whole and id(namespace) not in self._whole_globals:
+            self._whole_globals[id(namespace)] = namespace, dict(namespace)
         for name in used:
             found += self._read(namespace, name, names)
         for name in imported:
             found += self._read_module(sys.modules.get(name), names)
         for name in names - self._names:
-            found += self._waiting.pop(name, ())
+            found += self._pending.pop(name, ())
         self._names |= names
         return found
 
     def _read(self, namespace: dict[str, Any], name: str, names: Iterable[str]) -> Iterator[Any]:
         _, before = self._globals.setdefault(id(namespace), (namespace, {}))
         value = namespace.get(name, ABSENT)
-        met = name in before
+        was_found = name in before
         before.setdefault(name, value)
         if type(value) is ModuleType:
             yield from self._read_module(value, names)
-        elif not met and value is not ABSENT and type(value) not in PLAIN:
+        elif not was_found and value is not ABSENT and type(value) not in PLAIN:
             yield value
 
     def _read_module(self, module: Any, names: Iterable[str]) -> Iterator[Any]:
@@ -125,7 +127,7 @@ class Namespaces:
                 yield from self._read(namespace, name, names)
 
     def of_class(self, cls: type) -> list[Any]:
-        """Return what a class and its bases contain that was not met before."""
+        """Return the objects in a class and its bases that were not found before."""
         found: list[Any] = [type(cls)]
         for base in mro_of(cls):
             namespace: Mapping[str, Any] = namespace_of(base)
@@ -145,29 +147,29 @@ class Namespaces:
                     if kind not in PLAIN:
                         found.append(value)
                     continue
-                if name in self._names or name in _CALLED:
+                if name in self._names or name in _IMPLICIT_METHODS:
                     found += functions
                 else:
-                    self._waiting.setdefault(name, []).extend(functions)
+                    self._pending.setdefault(name, []).extend(functions)
         return found
 
     def values(self) -> Iterator[Any]:
-        """Yield what is now in the globals and the classes."""
-        for namespace, before in (*self._globals.values(), *self._wholes.values()):
+        """Yield the objects that are new in the globals and classes."""
+        for namespace, before in (*self._globals.values(), *self._whole_globals.values()):
             yield from (namespace[name] for name, value in before.items() if namespace.get(name, value) is not value)
-        for namespace, before in self._wholes.values():
+        for namespace, before in self._whole_globals.values():
             yield from (namespace[name] for name in namespace.keys() - before.keys())
         for cls, before in self._classes.values():
             yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
-    def restore(self, moved: Mapping[int, Any]) -> None:
-        """Put back what differs; `moved` are copies of iterators, by the identity of what they are to replace."""
-        for namespace, before in self._wholes.values():
+    def restore(self, advanced: Mapping[int, Any]) -> None:
+        """Restore what differs; `advanced` are copies of iterators, by the id of the iterator to replace."""
+        for namespace, before in self._whole_globals.values():
             for name in namespace.keys() - before.keys():
                 del namespace[name]
-        for namespace, before in (*self._globals.values(), *self._wholes.values()):
+        for namespace, before in (*self._globals.values(), *self._whole_globals.values()):
             for name, value in before.items():
-                value = moved.get(id(value), value)
+                value = advanced.get(id(value), value)
                 if namespace.get(name, ABSENT) is not value:
                     if value is ABSENT:
                         del namespace[name]
@@ -178,7 +180,7 @@ class Namespaces:
             for name in [name for name in now if name not in before and not name.startswith("__")]:
                 type.__delattr__(cls, name)
             for name, value in before.items():
-                value = moved.get(id(value), value)
+                value = advanced.get(id(value), value)
                 if now.get(name, ABSENT) is not value and not name.startswith("__"):
                     type.__setattr__(cls, name, value)
 
@@ -193,7 +195,7 @@ def _names_of(code: CodeType) -> _Names:
 
 
 def _read_code(code: CodeType) -> _Names:
-    """Return the names in code, functions inside included."""
+    """Return the names in code, including nested functions."""
     names = code.co_names
     used: set[str] = set()
     imported: set[str] = set()

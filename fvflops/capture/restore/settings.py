@@ -1,4 +1,4 @@
-"""Record random generators and the settings of torch, NumPy and Python that a model may change, and restore them."""
+"""Snapshot and restore random generators and the settings of torch, NumPy and Python that a model may change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _print_options() -> dict[str, Any]:
     return dict(vars(print_options()))
 
 
-# What reads a setting, and what sets it. A reader that raises is of a setting that this torch does not tell.
+# (getter, setter) of each setting. A getter raises if this torch lacks the setting.
 _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (_default_device, _set_default_device),
@@ -92,9 +92,9 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
 )
 
 
-def watch_settings() -> Iterator[Undo]:
-    """Yield what puts back the random generators and the settings."""
-    yield _watch_all(_SETTINGS)
+def save_settings() -> Iterator[Undo]:
+    """Yield functions that restore the random generators and the settings."""
+    yield _save_all(_SETTINGS)
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     yield lambda: random.setstate(python_state)
     yield lambda: torch.set_rng_state(torch_state)
@@ -109,11 +109,11 @@ def watch_settings() -> Iterator[Undo]:
         yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
 
 
-def _watch_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
+def _save_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
     before = _read_all(settings)
 
     def undo() -> None:
-        if _read_all(settings) == before:  # as nearly always
+        if _read_all(settings) == before:  # the usual case
             return
         for (get, put), value in zip(settings, before, strict=True):
             if value is not _ABSENT and _read(get) != value:

@@ -1,4 +1,4 @@
-"""Record where a tensor's elements are, and its gradient, before a run, and restore them."""
+"""Snapshot and restore a tensor's data pointer, metadata and gradient, not its elements."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torch import nn
 
 from fvflops.capture.restore.torch_state import without_modes
 
-# A tensor, an alias of its elements, whether it required a gradient, and its gradient.
+# A tensor, an alias of its data, requires_grad, and its gradient.
 TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
 
 
-def note_tensor(tensor: torch.Tensor) -> TensorState:
+def save_tensor(tensor: torch.Tensor) -> TensorState:
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     alias = tensor.detach() if plain and not tensor.is_nested else None
     return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
 
 
 def restore_tensor(state: TensorState) -> None:
-    """Put back what differs, the elements themselves excepted, which are the undo log's."""
+    """Restore what differs, except the elements, which the undo log restores."""
     tensor, alias, requires_grad, grad = state
-    if alias is not None and place_of(tensor) != place_of(alias):
+    if alias is not None and data_location(tensor) != data_location(alias):
         tensor.data = alias
     restore_gradient(tensor, requires_grad, grad)
 
 
-def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
     if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
-        tensor.detach_()  # the run wrote something with a history into it
+        tensor.detach_()  # the run wrote a tensor with autograd history into it
     if is_leaf(tensor):
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
@@ -43,9 +43,9 @@ def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tens
 
 
 def is_leaf(tensor: torch.Tensor) -> bool | None:
-    """Return whether a tensor is a leaf, or None where autograd refuses to say so.
+    """Return whether a tensor is a leaf, or None where autograd raises.
 
-    That is one of several views, as FSDP's parameters are, whose base was written to.
+    It raises for one of several views, as FSDP's parameters are, whose base was written to.
     """
     try:
         return tensor.is_leaf
@@ -54,7 +54,7 @@ def is_leaf(tensor: torch.Tensor) -> bool | None:
 
 
 def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
-    """Call each function with each of its states; what one raises, whatever it is, keeps no other from being called."""
+    """Call each function with each of its states; the first exception, of any kind, is raised after all calls."""
     problems: list[BaseException] = []
     with without_modes():
         for restore, states in kinds:

@@ -1,4 +1,4 @@
-"""Put back what a thread has in torch, where an exception broke off code that would have: modes, grad mode, keys."""
+"""Restore torch's thread-local state (modes, grad mode, dispatch keys) where an exception skipped the cleanup."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from fvflops.torch_internals import (
     undo_transforms,
 )
 
-# What torch notes beside the stack of modes, and keeps in each mode that is on for when that is off again.
+# torch's flags beside the mode stack, and the attributes in which active modes save their previous values.
 _FLAGS = {
     name: kept
     for name, kept in (
@@ -60,14 +60,14 @@ _FLAGS = {
     if hasattr(python_dispatch, name)
 }
 _DEVICES = autocast_devices()
-# Guards that are never to end: what they guard was put back so.
+# Guards kept alive for good: their exit would undo the restored state.
 _guards: list[Any] = []
 
 
 class model_runs:
-    """A context for a model's run, inside of `deferred`: signals come through, and this thread is in the end as it was.
+    """A context for the model's run, inside `deferred`: signals are let through, and the thread's state is restored.
 
-    It is so after any exception, since what a signal breaks off may be torch's own `__enter__` or `__exit__`.
+    Also after exceptions, since a signal may interrupt torch's own `__enter__` or `__exit__`.
     """
 
     def __enter__(self) -> None:
@@ -86,14 +86,14 @@ class model_runs:
 
 
 class TorchState:
-    """What one thread has in torch: the modes that are on, grad mode, autocast, dispatch keys, hooks and levels."""
+    """A thread's state in torch: active modes, grad mode, autocast, dispatch keys, hooks and levels."""
 
     def __init__(self) -> None:
         self._before = _read_state()
 
     def restore(self) -> None:
-        """Put back whatever differs."""
-        if _read_state() == self._before:  # as after nearly every run
+        """Restore whatever differs."""
+        if _read_state() == self._before:  # the usual case
             return
         (
             modes,
@@ -113,13 +113,13 @@ class TorchState:
             undo_transforms(layers)
         while forward_ad_level() > level:
             forward_ad.exit_dual_level()
-        while (top := top_saved_hooks(True)) is not None and not _are_same(top, hooks):
+        while (top := top_saved_hooks(True)) is not None and not _are_identical(top, hooks):
             pop_saved_hooks()
-        if not _are_same(function_mode_stack(), function_modes):
+        if not _are_identical(function_mode_stack(), function_modes):
             _set_function_modes(function_modes)
         if get_function_state() != function_state:
             set_function_state(function_state)
-        if not _are_same(dispatch_mode_stack(), modes):
+        if not _are_identical(dispatch_mode_stack(), modes):
             _set_modes(modes)
         for mode, lengths in zip(modes, depths, strict=True):
             for kept, length in zip(_FLAGS.values(), lengths, strict=True):
@@ -158,20 +158,19 @@ def _read_state() -> tuple[Any, ...]:
 
 
 def end_contexts(error: BaseException | None) -> None:
-    """End the contexts that an exception left before or behind a with statement, in an `__enter__` or `__exit__`.
+    """Close contexts that an exception interrupted in their `__enter__` or `__exit__`, outside the with statement.
 
-    What holds them is the exception: they would end with it, some time later, and put back what there was in the midst
-    of the run.
+    The exception keeps them alive; freed later, they would restore an outdated state in the middle of a run.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        place = error.__traceback__
-        while place is not None:
-            end = _ENDS.get(place.tb_frame.f_code)
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
+        position = error.__traceback__
+        while position is not None:
+            end = _ENDS.get(position.tb_frame.f_code)
             if end is not None:
-                end(place.tb_frame.f_locals["self"])
-            place = place.tb_next
+                end(position.tb_frame.f_locals["self"])
+            position = position.tb_next
         error = error.__context__
 
 
@@ -186,7 +185,7 @@ def _end_inference_mode(mode: torch.inference_mode) -> None:
         guard.__exit__(None, None, None)
 
 
-# By the code in which an exception finds such a context.
+# Closing functions, by the code of the interrupted frame.
 _ENDS: dict[CodeType, Callable[[Any], None]] = {
     _GeneratorContextManager.__enter__.__code__: _end_generator,
     _GeneratorContextManager.__exit__.__code__: _end_generator,
@@ -196,24 +195,24 @@ _ENDS: dict[CodeType, Callable[[Any], None]] = {
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a context in which no dispatch mode is on: torch's own, which takes 6 µs, where one is on now."""
+    """Return a context without dispatch modes; torch's own, which takes 6 µs, only if one is active."""
     is_any_on = dispatch_stack_length() or pre_dispatch_stack_length()
     return disable_dispatch_modes() if is_any_on else nullcontext()
 
 
 @contextmanager
-def mode_is_on(mode: TorchDispatchMode) -> Iterator[None]:
-    """Keep a dispatch mode on for as long as the context lasts, whatever was done to the stack of modes meanwhile."""
+def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
+    """Activate a dispatch mode while the context lasts, and remove it whatever happened to the mode stack."""
     mode.__enter__()
-    with undone_in_child(lambda: _take_off(mode)):
+    with undone_in_child(lambda: _remove_mode(mode)):
         try:
             yield
         finally:
-            _take_off(mode)
+            _remove_mode(mode)
 
 
-def put_back_modes(modes: Sequence[TorchDispatchMode]) -> None:
-    """Put on again, below those that are on, the dispatch modes among some that an exception has left off."""
+def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
+    """Push dispatch modes that an exception removed back onto the stack, below the active ones."""
     stack = dispatch_mode_stack()
     lost = [mode for mode in modes if not any(item is mode for item in stack)]
     if lost:
@@ -221,39 +220,39 @@ def put_back_modes(modes: Sequence[TorchDispatchMode]) -> None:
 
 
 @contextmanager
-def function_mode_goes(mode: TorchFunctionMode) -> Iterator[None]:
-    """Leave none of a function mode on when the context ends, which is off and on in it."""
+def function_mode_removed(mode: TorchFunctionMode) -> Iterator[None]:
+    """Remove a function mode, which is switched on and off inside the context, from the stack at its end."""
 
-    def take_off() -> None:
+    def remove() -> None:
         stack = function_mode_stack()
         if any(item is mode for item in stack):
             _set_function_modes([item for item in stack if item is not mode])
 
-    with undone_in_child(take_off):
+    with undone_in_child(remove):
         try:
             yield
         finally:
-            take_off()
+            remove()
 
 
-def _take_off(mode: TorchDispatchMode) -> None:
+def _remove_mode(mode: TorchDispatchMode) -> None:
     stack = dispatch_mode_stack()
-    places = [place for place, item in enumerate(stack) if item is mode]
-    if places == [len(stack) - 1] and len(mode.old_dispatch_mode_flags) == 1:
+    positions = [position for position, item in enumerate(stack) if item is mode]
+    if positions == [len(stack) - 1] and len(mode.old_dispatch_mode_flags) == 1:
         mode.__exit__(None, None, None)
         return
-    if places:
+    if positions:
         _set_modes([item for item in stack if item is not mode])
     before = [getattr(mode, kept) for kept in _FLAGS.values()]
-    if all(before) and places:
-        _set_flags([flags[0] for flags in before] if places[0] == len(stack) - len(places) else _get_flags())
+    if all(before) and positions:
+        _set_flags([flags[0] for flags in before] if positions[0] == len(stack) - len(positions) else _get_flags())
     for flags in before:
         flags.clear()
     if not dispatch_mode_stack():
         _set_flags([False] * len(_FLAGS))
 
 
-def _are_same(some: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
+def _are_identical(some: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
     if some is None or others is None:
         return some is others
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
@@ -296,7 +295,7 @@ def _set_keys(keys: tuple[int, int]) -> None:
 
 
 def _get_nesting() -> int:
-    """Return how many autocast contexts are open, plus one."""
+    """Return the number of open autocast contexts, plus one."""
     nesting: int = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return nesting

@@ -1,1 +1,1 @@
-"""Shape execution: tensors with shapes and strides, without numbers."""
+"""Shape execution: tensors with shape, strides, dtype and device, without values."""

@@ -1,4 +1,4 @@
-"""The assumptions of a run: the sizes and values that a caller gives to ops whose result depends on numbers."""
+"""Assumptions about data-dependent ops: sizes and values that a caller gives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fvflops.trace.signature import packet_of
 
 ITEM = "aten::_local_scalar_dense"
 
-_OF_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # what torch makes of that op
-_TRUTHS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
+_OF_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # composite ops that call it
+_BOOLEANS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
 
 
 def check_assumptions(assume: Mapping[str, Any]) -> None:
-    """Raise ValueError where a name is no op whose result can be assumed, or what is given for it cannot be.
+    """Raise ValueError for a name whose result cannot be assumed, or an invalid size or value.
 
     >>> check_assumptions({"aten::nonzer": 3})
     Traceback (most recent call last):
@@ -36,33 +36,29 @@ def check_assumptions(assume: Mapping[str, Any]) -> None:
 def _problem_with(name: Any, given: Any) -> str:
     packet = selection_of(name) if isinstance(name, str) else ""
     if packet in VALUES:
-        if packet in _TRUTHS:
+        if packet in _BOOLEANS:
             return "" if given in (True, False) else "the op's result is True or False"
         return "" if isinstance(given, Number) else "the op's result is a number, True or False"
     if packet not in SIZED:
         names = sorted({*SIZED, *VALUES})
         hint = suggest(str(name), names, lead="; ") or "."
-        return f"{name!r} is no op whose result can be assumed{hint} Those that can: {', '.join(names)}"
+        return f"{name!r} is not an op whose result can be assumed{hint} Those that can: {', '.join(names)}"
     if isinstance(given, Integral) and not isinstance(given, bool):
         return "" if int(given) >= 0 else "a size is not negative"
     if isinstance(given, Real) and not isinstance(given, bool):
-        return (
-            ""
-            if 0 <= float(given) <= 1
-            else "a share lies between 0.0 and 1.0; write a number of results as a whole number"
-        )
-    return "give a whole number of results, or a share between 0.0 and 1.0 of the elements examined"
+        return "" if 0 <= float(given) <= 1 else "a fraction is between 0.0 and 1.0; give a number of results as an int"
+    return "give a number of results (int), or a fraction of the elements examined, 0.0 to 1.0"
 
 
 def can_be_assumed(name: str) -> bool:
-    """Return whether a size or a value can be given for an op."""
+    """Return whether a size or value can be assumed for an op."""
     return selection_of(name) in SIZED or packet_of(name) in VALUES
 
 
-def given_for(name: str, assume: Mapping[str, Any]) -> Any:
-    """Return what is given for an op: under its own name, its name without the overload, or that of `.item()`.
+def assumption_for(name: str, assume: Mapping[str, Any]) -> Any:
+    """Return the assumption for an op: under its full name, without the overload, or under that of `.item()`.
 
-    >>> given_for("aten::index.Tensor", {"aten::index": 5}), given_for("aten::item", {ITEM: 7})
+    >>> assumption_for("aten::index.Tensor", {"aten::index": 5}), assumption_for("aten::item", {ITEM: 7})
     (5, 7)
     """
     packet = packet_of(name)
@@ -73,13 +69,13 @@ def given_for(name: str, assume: Mapping[str, Any]) -> Any:
 
 
 def read_value(packet: str, given: Any, *args: Any, **_: Any) -> bool | int | float | complex:
-    """Return a value that is given as the op would: by the tensor's dtype, or as a truth.
+    """Return an assumed value in the type of the op's result: by the tensor's dtype, or a bool.
 
     >>> read_value(ITEM, 3, torch.empty((), device="meta"))
     3.0
     """
     dtype = args[0].dtype
-    if packet in _TRUTHS or dtype is torch.bool:
+    if packet in _BOOLEANS or dtype is torch.bool:
         return bool(given)
     if dtype.is_complex:
         return complex(given)

@@ -1,4 +1,4 @@
-"""Collectives of a shape run: no message is sent, and what waits for one finds it done."""
+"""Collectives in shape execution: nothing is sent, and every handle is complete."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _WORK = "__torch__.torch.classes.c10d.Work"
 
 
 def is_work(value: Any) -> bool:
-    """Return whether a value is the handle of a collective, which is waited for."""
+    """Return whether a value is the work handle of a collective."""
     return type(value) is torch.ScriptObject and value._type().qualified_name() == _WORK
 
 
 def completed_work(results: Sequence[torch.Tensor]) -> Any:
-    """Return the handle of a collective that is done, whose future has its results, as DDP's reducer wants them."""
+    """Return a completed work handle whose future has the results, as DDP's reducer expects."""
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(list(results))
     return work_from_future(future).boxed()

@@ -1,4 +1,4 @@
-"""What a shape run knows of real tensors: those that were there before it, and those that it computes."""
+"""Real tensors in shape execution: those from before the run, and those that it computes."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
-# Tensors of up to this many elements keep their numbers, if they are of integers or bools (ids, positions, masks,
-# lengths) or made of nothing but such and constants; and views of so many that are expanded to EXPANDED times as many.
+# Tensors up to this many elements keep their values if they are integers or bools (ids, positions, masks, lengths) or
+# computed from such and constants only; so do views with a storage of this size, expanded up to EXPANDED times.
 CONCRETE_LIMIT = 1 << 20
 EXPANDED = 64
 
-WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+INTEGRAL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-# A tensor, its metadata in the run, and the number of its storage.
-Seen = tuple[torch.Tensor, Metadata, int]
+# A tensor, its metadata in the run, and the index of its storage.
+RegisteredTensor = tuple[torch.Tensor, Metadata, int]
 
 
 class ConcreteTensors:
-    """The real tensors of a shape run that answers for a device, where `homes` are the devices that they are on.
+    """The real tensors of a run in shape execution for one device; `devices` are those that they are on.
 
-    Those of floating point that exist before the run count as unknown, small ones of integers and bools as known.
-    `seen` are the former, by id.
+    Of tensors from before the run, floating-point ones have unknown values, small integer and bool ones known values.
+    `registered` are these tensors, by id.
     """
 
-    def __init__(self, recorder: Recorder, device: torch.device, homes: Sequence[torch.device]) -> None:
-        self.seen: dict[int, Seen] = {}
+    def __init__(self, recorder: Recorder, device: torch.device, devices: Sequence[torch.device]) -> None:
+        self.registered: dict[int, RegisteredTensor] = {}
         self._recorder = recorder
-        # A program may ask for "cuda", and gets the one that is current, "cuda:0" as a rule.
-        self._devices = {META: device, torch.device(device.type): device, **dict.fromkeys(homes, device)}
+        # "cuda" means the current CUDA device, usually "cuda:0".
+        self._devices = {META: device, torch.device(device.type): device, **dict.fromkeys(devices, device)}
         if not is_available(device):
             self._devices[torch.device("cpu")] = device
-        # Where numbers are made that the run asks for on its device: there, if all that exists is there too.
-        alone = is_available(device) and all(home in (device, META) for home in homes)
-        self._numbers_at = device if alone else torch.device("cpu")
+        # Tensors that the run computes are created on its device if all existing tensors are there too.
+        all_there = is_available(device) and all(item in (device, META) for item in devices)
+        self._compute_device = device if all_there else torch.device("cpu")
         self._adapted: dict[Metadata, Metadata] = {}
-        # Of the storages the first so many existed before the run; the others' numbers are of the run's own making.
-        self._held = 0
-        # By id, with what tells that the storage still lives: another may come to be where it was.
-        self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # Storages below this index existed before the run; those above have values that the run computed.
+        self._preexisting = 0
+        # By id; the weak reference shows whether the storage is still alive, since ids are reused.
+        self._invalid: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def register(
         self,
@@ -57,20 +57,20 @@ class ConcreteTensors:
         storages: Sequence[torch.UntypedStorage],
         rows: Sequence[tuple[Any, ...]],
     ) -> None:
-        """Take down the storages of tensors that exist before the run, and throughout it."""
+        """Register the storages of tensors that exist before the run and throughout it."""
         numbers = self._recorder.register_storages(storages, rows)
-        self._held = len(self._recorder.storages)
+        self._preexisting = len(self._recorder.storages)
         adapted = {item: self._adapt(item) for item in set(metadata)}
         rewritten = map(adapted.__getitem__, metadata)
-        self.seen.update(zip(map(id, tensors), zip(tensors, rewritten, numbers, strict=True), strict=True))
+        self.registered.update(zip(map(id, tensors), zip(tensors, rewritten, numbers, strict=True), strict=True))
 
-    def resolve(self, tensor: torch.Tensor) -> Seen:
-        """Return a real tensor with its metadata in the run and the number of its storage."""
-        seen = self.seen.get(id(tensor))
-        if seen is not None:
-            return seen
+    def resolve(self, tensor: torch.Tensor) -> RegisteredTensor:
+        """Return a real tensor with its metadata in the run and its storage's index."""
+        registered = self.registered.get(id(tensor))
+        if registered is not None:
+            return registered
         if tensor.layout is not torch.strided or tensor.is_nested:
-            error = NotImplementedError(f"a tensor of layout {tensor.layout} has no shape rules here")
+            error = NotImplementedError(f"shape execution does not support tensors of layout {tensor.layout}")
             self._recorder.fail("", error)
             raise error
         real = metadata_of(tensor)
@@ -78,31 +78,31 @@ class ConcreteTensors:
         number = self._recorder.storage_of(tensor, "outside")
         if self._is_invalid(tensor.untyped_storage()):
             metadata = _unknown(metadata)
-        elif not metadata.known and number >= self._held and _could_stay(real):
-            # A constant that the model makes, or keeps apart from its parameters, buffers and inputs.
+        elif not metadata.known and number >= self._preexisting and _may_keep_values(real):
+            # A constant that the model creates, or stores outside its parameters, buffers and inputs.
             metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
         return tensor, metadata, number
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
-        """Return the metadata that a tensor has in the run."""
+        """Return a tensor's metadata in the run."""
         return tensor.metadata if type(tensor) is ShapeTensor else self.resolve(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a tensor of any layout, and of what torch.func or a graph's tracer makes of one."""
+        """Return the spec of a tensor of any layout, or of a wrapper of torch.func or of a graph tracer."""
         wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped(tensor)
         plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
         return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device that the run shows instead of one that its tensors are on."""
+        """Return the device that the run shows for a tensor's device."""
         return self._devices.get(device, device)
 
-    def place_of(self, device: torch.device) -> torch.device:
-        """Return the device on which a real tensor is made that is asked for on some device."""
-        return self._numbers_at if device in self._devices else device
+    def creation_device(self, device: torch.device) -> torch.device:
+        """Return the device on which to create a real tensor requested on a device."""
+        return self._compute_device if device in self._devices else device
 
     def have_values(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether all tensors are real and hold the numbers that a real run would see."""
+        """Return whether all tensors are real and have the values of a real run."""
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"
@@ -111,30 +111,30 @@ class ConcreteTensors:
         )
 
     def mark_known(self, tensor: torch.Tensor) -> None:
-        """Let a tensor that exists before the run count as known."""
+        """Treat the values of a tensor from before the run as known."""
         _, metadata, number = self.resolve(tensor)
         known = intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, True, metadata.bits)
-        self.seen[id(tensor)] = tensor, known, number
+        self.registered[id(tensor)] = tensor, known, number
 
     def invalidate(self, tensor: torch.Tensor) -> None:
-        """Note that a real storage was to be written to: what it holds is not what a real run would see there."""
+        """Mark a storage's values as unknown: the model would have written to it."""
         storage = tensor.untyped_storage()
         if not self._is_invalid(storage):
-            self._lost[id(storage)] = weakref.ref(storage)
-            for key, (seen, metadata, number) in list(self.seen.items()):
-                if metadata.known and seen.untyped_storage() is storage:
-                    self.seen[key] = seen, _unknown(metadata), number
+            self._invalid[id(storage)] = weakref.ref(storage)
+            for key, (registered, metadata, number) in list(self.registered.items()):
+                if metadata.known and registered.untyped_storage() is storage:
+                    self.registered[key] = registered, _unknown(metadata), number
 
     def _is_invalid(self, storage: torch.UntypedStorage) -> bool:
-        # torch keeps one object for a storage as long as it lives.
-        lost = self._lost.get(id(storage))
-        return lost is not None and lost() is storage
+        # torch keeps one Python object per storage for its lifetime.
+        invalid = self._invalid.get(id(storage))
+        return invalid is not None and invalid() is storage
 
     def _adapt(self, metadata: Metadata) -> Metadata:
-        """Return the metadata that a real tensor has in this run: on its device, known if small and whole."""
+        """Return a real tensor's metadata in this run: on its device, values known if small and not floating-point."""
         adapted = self._adapted.get(metadata)
         if adapted is None:
-            known = metadata.dtype in WHOLE and _could_stay(metadata)
+            known = metadata.dtype in INTEGRAL and _may_keep_values(metadata)
             device = self.device_for(metadata.device)
             adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits)
             self._adapted[metadata] = adapted
@@ -142,14 +142,14 @@ class ConcreteTensors:
 
 
 def is_small(metadata: Metadata) -> bool:
-    """Return whether a tensor may keep its numbers."""
+    """Return whether a tensor is small enough to keep its values."""
     if metadata.numel <= CONCRETE_LIMIT:
         return True
     held = metadata.nbytes // metadata.dtype.itemsize
     return held <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
 
 
-def _could_stay(metadata: Metadata) -> bool:
+def _may_keep_values(metadata: Metadata) -> bool:
     return metadata.device.type != "meta" and is_small(metadata)
 
 

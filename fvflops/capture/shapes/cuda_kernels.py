@@ -1,8 +1,8 @@
-"""The kernels that torch chooses on CUDA under autograd, for runs by shapes in which it would not choose them itself.
+"""Choose CUDA's kernels under autograd in shape execution, where torch would choose the CPU's.
 
-Below autograd composite ops are recorded as they are called, and nothing is chosen. Under it torch takes them apart by
-the device of their tensors, and a machine without CUDA has tensors of the CPU. What is chosen here is what torch 2.11
-was seen to choose on an H100.
+Below autograd composite ops are recorded as called, and no kernel is chosen. Under autograd torch decomposes them by
+the device of their tensors, which is the CPU on a machine without CUDA. The choices are those observed with torch 2.11
+on an H100.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
-    """Call CUDA's kernels, for as long as the context lasts, where torch would choose them for shape tensors on CUDA.
+    """Call CUDA's kernels for shape tensors on CUDA while the context lasts.
 
-    On a machine that has such a device torch chooses, but for recurrent layers: what it does for those looks at where
-    weights lie in memory, and keeps a random state of its own for good.
+    With a CUDA device torch chooses by itself, except for recurrent layers: there it inspects where the weights are in
+    memory, and keeps a persistent random state.
     """
     patches = _RECURRENT if is_available(device) else (*_RECURRENT, *_OTHERS)
     return wrapped((patch, partial(_before, choice)) for patch, choice in patches)
@@ -50,7 +50,7 @@ def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callabl
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield a call's arguments, and those that are in a list among them."""
+    """Yield a call's arguments, and the items of lists among them."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (list, tuple)):
             yield from value
@@ -193,12 +193,12 @@ def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
 
 
 def _patch(owner: Any, name: str) -> Patch:
-    # What a module makes up when it is asked for it, it is to hold, for the patch to put back.
+    # Some modules create attributes on access: store it, for the patch to restore.
     vars(owner).setdefault(name, getattr(owner, name))
     return Patch(owner, name)
 
 
-# Each choice returns NotImplemented where CUDA's is that of the device that is there.
+# Each choice returns NotImplemented where CUDA chooses as the present device does.
 _Choices = tuple[tuple[Patch, Callable[..., Any]], ...]
 _RECURRENT: _Choices = tuple((_patch(variable_functions, name), partial(_recur, name)) for name in _MODES)
 _OTHERS: _Choices = (
@@ -210,11 +210,11 @@ _OTHERS: _Choices = (
     (_patch(torch, "grid_sampler"), _grid_sampler),
     (_patch(F, "scaled_dot_product_attention"), _attend),
 )
-# For programs that hold the function itself.
+# For programs that have bound the function itself.
 _BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _attend}
 
 
 def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function of torch as it would work on CUDA, of which this machine has none."""
+    """Call a function of torch as on CUDA, on a machine without it."""
     choice = _BY_FUNCTION.get(func)
     return func(*args, **kwargs) if choice is None else _before(choice, func)(*args, **kwargs)

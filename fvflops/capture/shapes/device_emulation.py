@@ -1,4 +1,4 @@
-"""The running of a model that names a device which this machine has not."""
+"""Run a model that names a device which this machine lacks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fvflops.capture.shapes.meta_run import substitute
 
 
 class MissingDeviceMode(TorchFunctionMode):
-    """A function mode that asks for the CPU where a model asks for a device that this machine has not.
+    """A function mode that redirects requests for a missing device to the CPU.
 
-    torch would refuse before any op is dispatched. Under autograd (`trains`) it calls what torch would choose on CUDA.
+    torch would raise before dispatching any op. Under autograd (`trains`), functions choose their kernels as on CUDA.
     """
 
     def __init__(self, device: torch.device, *, trains: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Show the ops of a shape run to torch's graph tracer (make_fx, torch.func.linearize)."""
+"""Let torch's graph tracer (make_fx, torch.func.linearize) record the ops of shape execution."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _KIND = DispatchModeKey.PROXY
 
 
 def graph_tracer() -> Any:
-    """Return the dispatch mode that traces a graph in this thread, or None. torch asks it after all others."""
+    """Return the dispatch mode that traces a graph in this thread, or None; torch calls it after all others."""
     return get_dispatch_mode(_KIND)
 
 
 @contextmanager
 def tracer_stashed() -> Iterator[None]:
-    """Trace nothing for as long as the context lasts."""
+    """Disable the graph tracer while the context lasts."""
     tracer: Any = unset_dispatch_mode(_KIND)
     try:
         yield
@@ -29,7 +29,7 @@ def tracer_stashed() -> Iterator[None]:
 
 
 def make_constants(mode: Any, values: Any) -> None:
-    """Give shape tensors that were made before a graph's tracing a node in it, as torch gives to its own tensors."""
+    """Add shape tensors from before the tracing to the graph as constants, as torch does with its own tensors."""
     from torch.fx.experimental.proxy_tensor import has_proxy_slot, track_tensor_tree
 
     tracer = mode.tracer

@@ -1,4 +1,4 @@
-"""The inference of results: an op is run on tensors of the meta device, and what it made of them is noted."""
+"""Infer an op's results by running it on meta tensors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fvflops.torch_internals import pytree, set_conjugate, set_negative
 META = torch.device("meta")
 
 
-def twin_of(metadata: Metadata) -> torch.Tensor:
-    """Return a tensor on the meta device with some metadata."""
-    twin = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
+def meta_tensor_of(metadata: Metadata) -> torch.Tensor:
+    """Return a meta tensor with this metadata."""
+    meta_tensor = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
     if metadata.bits & 1:
-        set_conjugate(twin, True)
+        set_conjugate(meta_tensor, True)
     if metadata.bits & 2:
-        set_negative(twin, True)
-    return twin
+        set_negative(meta_tensor, True)
+    return meta_tensor
 
 
 def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]) -> Any:
-    """Return nested arguments with each tensor and each device replaced."""
+    """Return nested arguments with tensors and devices replaced."""
     if isinstance(value, torch.Tensor):
         return tensor(value)
     if isinstance(value, torch.device):
@@ -41,8 +41,8 @@ def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callab
     return value
 
 
-def take_apart(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
-    """Return the tensors and other values in an op's result, and what makes the result of such; None for a lone one."""
+def unpack_result(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
+    """Return the items of an op's result, and the function that rebuilds it from such, None for a single item."""
     if not isinstance(result, (list, tuple)):
         return [result], None
     if not any(isinstance(item, (list, tuple)) for item in result):
@@ -52,9 +52,10 @@ def take_apart(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | Non
 
 
 class OutputInference:
-    """One op call, run on meta: `tensors` are the argument tensors in order, `metadata` what is known of each.
+    """One op call, run on meta; `metadata` belong to `tensors`, the argument tensors in order.
 
-    A result that no argument places is on `device`; `stands_for` says for which device one that is asked for stands.
+    A result whose device no argument determines is on `device`; `shown_device` maps a requested device to the one that
+    the run shows.
     """
 
     def __init__(
@@ -63,38 +64,38 @@ class OutputInference:
         tensors: Sequence[torch.Tensor],
         metadata: Sequence[Metadata],
         device: torch.device,
-        stands_for: Callable[[torch.device], torch.device],
+        shown_device: Callable[[torch.device], torch.device],
     ) -> None:
         self.schema = schema
         self._tensors = tensors
         self.metadata = metadata
         self._device = device
-        self._stands_for = stands_for
+        self._shown_device = shown_device
 
     def run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
     ) -> CachedResult:
-        """Return the outcome, without its signature; whatever the shape rule raises is raised.
+        """Return the outcome without its signature; exceptions of the shape rule propagate.
 
-        `keep_known` hands tensors whose numbers are known to the op as they are, for a result that depends on them.
+        `keep_known` passes tensors with known values as they are, for a data-dependent result.
         """
         written = {id(tensor) for value in written_arguments(self.schema, args, kwargs) for tensor in tensors_of(value)}
-        twins: dict[int, torch.Tensor] = {}
+        meta_tensors: dict[int, torch.Tensor] = {}
         metas: list[torch.Tensor] = []
         for tensor, metadata in zip(self._tensors, self.metadata, strict=True):
-            if id(tensor) not in twins:
+            if id(tensor) not in meta_tensors:
                 kept = keep_known and metadata.known and id(tensor) not in written
-                twins[id(tensor)] = tensor if kept else twin_of(metadata)
-            metas.append(twins[id(tensor)])
+                meta_tensors[id(tensor)] = tensor if kept else meta_tensor_of(metadata)
+            metas.append(meta_tensors[id(tensor)])
         devices: list[torch.device] = []
 
         def on_meta(device: torch.device) -> torch.device:
-            devices.append(self._stands_for(device))
+            devices.append(self._shown_device(device))
             return META
 
-        meta_args = [substitute(value, lambda tensor: twins[id(tensor)], on_meta) for value in args]
+        meta_args = [substitute(value, lambda tensor: meta_tensors[id(tensor)], on_meta) for value in args]
         meta_kwargs = {
-            name: substitute(value, lambda tensor: twins[id(tensor)], on_meta)
+            name: substitute(value, lambda tensor: meta_tensors[id(tensor)], on_meta)
             for name, value in kwargs.items()
             if name != "pin_memory"
         }
@@ -103,13 +104,13 @@ class OutputInference:
             meta_kwargs["device"] = META
         with plain_sizes():
             result = func(*meta_args, **meta_kwargs)
-        home = devices[0] if devices else self._common_device()
-        grown = tuple(
+        default_device = devices[0] if devices else self._common_device()
+        resized = tuple(
             (index, self._describe(meta, metadata.device))
             for index, (meta, metadata) in enumerate(zip(metas, self.metadata, strict=True))
             if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
         )
-        changed = dict(grown)
+        changed = dict(resized)
         storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
         identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
 
@@ -120,38 +121,38 @@ class OutputInference:
             if same is not None:
                 return Output(changed.get(same, self.metadata[same]), same, True)
             if item.device != META:
-                return Output(None, value=item)  # numbers that the rule knows
-            _want_strided(item)
+                return Output(None, value=item)  # values that the rule computed
+            _require_strided(item)
             storage = item.untyped_storage()
             source = storages.get(storage._cdata)
             if source is not None:
                 return Output(self._describe(item, self.metadata[source].device), source)
-            metadata = self._describe(item, home)
+            metadata = self._describe(item, default_device)
             same_size = metadata.nbytes == storage.nbytes()
             return Output(metadata, row=metadata.row if same_size else (storage.nbytes(), *metadata.row[1:]))
 
-        items, build = take_apart(result)
+        items, build = unpack_result(result)
         return CachedResult(
             signature=None,
             outputs=tuple(output(item) for item in items),
             build=build,
-            grown=grown,
+            resized=resized,
             written=tuple(index for index, tensor in enumerate(self._tensors) if id(tensor) in written),
         )
 
     def _describe(self, tensor: torch.Tensor, device: torch.device) -> Metadata:
-        _want_strided(tensor)
+        _require_strided(tensor)
         return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
 
     def _common_device(self) -> torch.device:
-        """Return the device on which an op runs: that of its tensors, a scalar tensor giving way to others."""
+        """Return an op's device: that of its tensors, where a 0-dim tensor yields to others."""
         for metadata in self.metadata:
             if metadata.shape:
                 return metadata.device
         return self.metadata[0].device if self.metadata else self._device
 
 
-def _want_strided(tensor: torch.Tensor) -> None:
+def _require_strided(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise NotImplementedError(f"its result is a {layout} tensor, of which there are none in shape execution")
+        raise NotImplementedError(f"its result is a {layout} tensor, which shape execution does not support")

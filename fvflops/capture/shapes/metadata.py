@@ -1,4 +1,4 @@
-"""The metadata of a tensor: shape, strides, dtype and device; one object for all tensors that agree in them."""
+"""Interned metadata of strided tensors: shape, strides, dtype and device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _INTERNED: dict[tuple[Any, ...], Metadata] = {}
 
 
 class Metadata:
-    """What torch needs to know of a strided tensor to run an op's shape rule.
+    """A strided tensor's metadata, as needed by shape rules.
 
-    Two equal ones are the same object, so that they are compared and hashed by identity. `known` says that the numbers
-    are at hand too; `bits` are torch's conjugate (1) and negative (2) bits. `place` is the device, or the CPU where
-    this machine has no such device. `spec` is the plain form for a Trace, `alone` a tuple of just that, `row` that of a
-    new storage for such a tensor.
+    Equal ones are the same object, so that they compare and hash by identity. `known`: the values are available.
+    `bits`: torch's conjugate (1) and negative (2) bits. `actual_device` is the device, or the CPU if this machine lacks
+    it. `spec` is the plain form for a Trace, `spec_tuple` a 1-tuple of it, `row` the Trace's row of a new storage.
     """
 
     __slots__ = (
@@ -66,7 +65,7 @@ class Metadata:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -78,7 +77,7 @@ def intern(
     known: bool = False,
     bits: int = 0,
 ) -> Metadata:
-    """Return the metadata with these contents."""
+    """Return the interned metadata with these fields."""
     key = (shape, stride, dtype, device, known, bits)
     metadata = _INTERNED.get(key)
     if metadata is None:
@@ -87,12 +86,12 @@ def intern(
 
 
 def metadata_of(tensor: torch.Tensor) -> Metadata:
-    """Return the metadata of a strided tensor as it is, its numbers not counted as known."""
+    """Return the metadata of a strided tensor, its values not known."""
     return intern(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits_of(tensor))
 
 
 def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
-    """Return the metadata of a parameter, a buffer or an input, or None if it is not strided."""
+    """Return the metadata of a parameter, buffer or input, or None unless strided."""
     kind = type(tensor)
     if kind is not torch.nn.Parameter and kind is not torch.Tensor:
         lazy = torch.nn.parameter.is_lazy(tensor)
@@ -106,7 +105,7 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
 
 
 def is_available(device: torch.device) -> bool:
-    """Return whether this torch can hold tensors on a device."""
+    """Return whether this torch can create tensors on a device."""
     if device.type in ("cpu", "meta"):
         return True
     backend = getattr(torch, device.type, None)
@@ -119,23 +118,23 @@ def bits_of(tensor: torch.Tensor) -> int:
 
 
 def forget_metadata() -> None:
-    """Drop every interned object."""
+    """Clear the intern cache."""
     _INTERNED.clear()
 
 
 def interned() -> int:
-    """Return how many different metadata have been met."""
+    """Return the number of interned metadata."""
     return len(_INTERNED)
 
 
 @lru_cache(maxsize=1 << 14)
 def dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    """Return the spec of a strided tensor; equal ones are one object."""
+    """Return the interned spec of a strided tensor."""
     return TensorSpec(shape, dtype_name(dtype), str(device))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype without the `torch.` in front."""
+    """Return torch's name of a dtype without the prefix `torch.`."""
     name = _DTYPE_NAMES.get(dtype)
     if name is None:
         name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")

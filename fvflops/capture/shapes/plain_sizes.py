@@ -1,8 +1,8 @@
-"""Run torch's shape rules, which are Python, without the modules that they import for symbolic sizes.
+"""Run torch's Python shape rules without importing the modules for symbolic sizes.
 
-The rules ask `torch.fx.experimental.symbolic_shapes` even about plain numbers, and wrap themselves for `torch.compile`;
-that imports sympy and torch._dynamo, 800 modules. While `plain_sizes` lasts, torch's own functions get stand-ins that
-answer for plain numbers as the originals do, and import and ask the original about anything else.
+The rules call `torch.fx.experimental.symbolic_shapes` even for plain ints, and are wrapped for `torch.compile`: this
+imports sympy and torch._dynamo, 800 modules. Within `plain_sizes` torch's own functions get proxies of these modules
+that answer for plain numbers as the originals do, and otherwise import and call the originals.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _PLAIN = frozenset({bool, int, float})
 _MANY = (1, sys.maxsize)
-_DISABLED = "__dynamo_disable"  # where torch._compile keeps what torch._dynamo made of a function
+_DISABLED = "__dynamo_disable"  # attribute where torch._compile caches torch._dynamo's wrapper of a function
 
 
-class _StandIn:
-    """A module that answers for some names itself, and is imported when asked for another."""
+class _ModuleProxy:
+    """A proxy of a module that answers for some names, and imports the module for any other."""
 
     def __init__(self, module: str, answers: Mapping[str, Any]) -> None:
         self._module = module
@@ -42,7 +42,7 @@ def _is_plain(value: Any) -> bool:
 def _on_plain(
     name: str, answer: Callable[..., Any], accepts: Callable[[Any], bool] = _is_plain, arity: tuple[int, int] = (1, 1)
 ) -> Callable[..., Any]:
-    """Return torch's function of a name, replaced by `answer` where it accepts all arguments, least to most."""
+    """Return torch's function of this name, replaced by `answer` where `accepts` holds for all arguments."""
     least, most = arity
 
     def function(*values: Any, **options: Any) -> Any:
@@ -96,16 +96,16 @@ def _any(*values: bool) -> bool:
 
 
 class _NoExpression:
-    """The class of no object: while sympy is not imported, there is no expression."""
+    """A class without instances: until sympy is imported, there are no expressions."""
 
 
-_STAND_INS = {
-    "sympy": _StandIn("sympy", {"Basic": _NoExpression}),
-    "torch.utils._sympy.functions": _StandIn(
+_PROXIES = {
+    "sympy": _ModuleProxy("sympy", {"Basic": _NoExpression}),
+    "torch.utils._sympy.functions": _ModuleProxy(
         "torch.utils._sympy.functions",
         {"Max": lambda *values: importlib.import_module("torch.utils._sympy.functions").Max(*values)},
     ),
-    _SYMBOLIC: _StandIn(
+    _SYMBOLIC: _ModuleProxy(
         _SYMBOLIC,
         {
             "expect_true": _on_plain("expect_true", _same, _is_bool),
@@ -133,16 +133,16 @@ def _is_of_torch(globals: Mapping[str, Any] | None) -> bool:
 
 
 class _Imports:
-    """Python's import function for a while: torch's own functions get stand-ins for modules not imported yet."""
+    """A temporary import function: torch's own functions get proxies of modules that are not imported yet."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
         self.lasts = True
         self._marked: list[Any] = []
-        # As long as no compiler is imported, none is to be told what to leave.
-        compiler = _StandIn("torch._dynamo", {"disable": self._mark, "graph_break": _do_nothing})
-        self._stand_ins = {**_STAND_INS, "torch._dynamo": compiler}
-        self._torch = _StandIn("torch", {"_dynamo": compiler})
+        # Until the compiler is imported, there is nothing to exclude from compilation.
+        compiler = _ModuleProxy("torch._dynamo", {"disable": self._mark, "graph_break": _do_nothing})
+        self._proxies = {**_PROXIES, "torch._dynamo": compiler}
+        self._torch = _ModuleProxy("torch", {"_dynamo": compiler})
 
     def __call__(
         self,
@@ -152,12 +152,12 @@ class _Imports:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        # Only a function has no locals here: what a module imports, it keeps.
+        # Only imports inside functions have no locals here: a module-level import would keep the proxy.
         in_function = self.lasts and locals is None and globals is not None
-        if in_function and name in self._stand_ins and name not in sys.modules and _is_of_torch(globals):
+        if in_function and name in self._proxies and name not in sys.modules and _is_of_torch(globals):
             if fromlist or name == "sympy":
-                return self._stand_ins[name]
-            if name == "torch._dynamo":  # which binds torch
+                return self._proxies[name]
+            if name == "torch._dynamo":  # `import torch._dynamo` binds torch
                 return self._torch
         return self.original(name, globals, locals, fromlist, level)
 
@@ -166,7 +166,7 @@ class _Imports:
         return function
 
     def close(self) -> None:
-        """Give no more stand-ins, whoever still calls this, and let torch._compile ask torch._dynamo the next time."""
+        """Return no more proxies, even if still referenced, and undo their effect on torch._compile."""
         self.lasts = False
         for function in self._marked:
             if getattr(function, _DISABLED, None) is function:
@@ -175,7 +175,7 @@ class _Imports:
 
 @contextmanager
 def plain_sizes() -> Iterator[None]:
-    """Keep torch's functions from importing sympy and torch._dynamo for sizes that are plain numbers."""
+    """Keep torch's functions from importing sympy and torch._dynamo for plain sizes."""
     original = builtins.__import__
     nested = isinstance(original, _Imports) and original.lasts
     if nested or (_SYMBOLIC in sys.modules and "torch._dynamo" in sys.modules):

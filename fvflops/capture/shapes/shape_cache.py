@@ -1,4 +1,4 @@
-"""The memo of shape execution: what each op gave for each way in which it was called, for the life of the process."""
+"""The process-wide cache of shape execution: the outcome of each op by its arguments."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fvflops.torch_internals import (
 from fvflops.trace import Signature, StopsAt
 from fvflops.trace.signature import packet_of
 
-# Past this many outcomes or metadata everything is forgotten: a process that meets new shapes for ever stays small.
+# Beyond this many outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
 _LIMIT = 1 << 16
 
 Settings = tuple[Any, ...]
 
-# The libraries whose ops give the same for the same arguments: those of torch and its sisters.
+# Namespaces of ops that are deterministic in their arguments: those of torch and its libraries.
 _PURE = frozenset(
     {
         *("_c10d_functional", "_c10d_functional_autograd", "_quantized", "aten", "c10d", "fbgemm", "higher_order"),
@@ -41,7 +41,7 @@ def _kernels_of_attention() -> tuple[bool, ...]:
     return *allowed, is_cudnn_attention_enabled(), is_math_enabled()
 
 
-# By name without overload: what chooses the kernel, which a model may change as it runs.
+# By name without overload: settings that choose the kernel, which a model may change while it runs.
 _CONTEXTS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(
         [
@@ -58,8 +58,8 @@ _CONTEXTS: dict[str, Callable[[], Any]] = {
 class Output(NamedTuple):
     """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
 
-    `metadata` is None for a result that is no tensor, whose value is then `value`. `row` is the storage of a new
-    tensor, which may be larger than the tensor: some kernels shrink what they allocated.
+    `metadata` is None for a non-tensor result `value`. `row` is the storage of a new tensor, which may be larger than
+    the tensor: some kernels shrink what they allocated.
     """
 
     metadata: Metadata | None
@@ -70,25 +70,24 @@ class Output(NamedTuple):
 
 
 class CachedResult:
-    """What one way of calling an op gives: its signature and how its results are made.
+    """The outcome of an op call: its signature and how to build its results.
 
-    `build` is None where the op has one result, else what makes its results from a list of them. `grown` are argument
-    tensors whose metadata the op changes. `concrete` says that the op runs for real, because all that goes in is known
-    and small; its signature is then None where its result's shape depends on values. `fresh` is the metadata of the
-    result where that is one new tensor, `row` that of its storage; where it is one of the arguments or a view of it,
-    `source` is that argument and `view` the metadata of the view. They are None where more happens than that. An
-    outcome that depends on values otherwise is not `remembered`. `promoted` is the default dtype of the call, where
-    whole numbers became floating-point ones: with another default it gives something else.
+    `build` is None for a single result, else it builds the results from a list. `resized` are argument tensors whose
+    metadata the op changes. `concrete`: the op is computed, because all arguments are known and small; its signature is
+    None if the result's shape depends on values. Shortcuts, None where more happens: `fresh` is the metadata of a
+    single new tensor, `row` its storage; `source` is the argument that is the single result or its base, `view` the
+    view's metadata. `cacheable` is False for an outcome that depends on values otherwise. `promoted` is the default
+    dtype to which the call promoted integers, on which the outcome depends.
     """
 
     __slots__ = (
         "build",
+        "cacheable",
         "concrete",
         "fresh",
-        "grown",
         "outputs",
         "promoted",
-        "remembered",
+        "resized",
         "row",
         "signature",
         "source",
@@ -101,33 +100,33 @@ class CachedResult:
         signature: Signature | None,
         outputs: tuple[Output, ...] = (),
         build: Callable[[list[Any]], Any] | None = None,
-        grown: tuple[tuple[int, Metadata], ...] = (),
+        resized: tuple[tuple[int, Metadata], ...] = (),
         written: tuple[int, ...] = (),
         concrete: bool = False,
     ) -> None:
         self.signature = signature
         self.outputs = outputs
         self.build = build
-        self.grown = grown
+        self.resized = resized
         self.written = written
         self.concrete = concrete
-        self.remembered = True
+        self.cacheable = True
         self.promoted: torch.dtype | None = None
         self._find_shortcuts()
 
-    def run_for_real(self) -> None:
-        """Let the op be computed, instead of its results being made."""
+    def compute(self) -> None:
+        """Have the op computed instead of building its results."""
         self.concrete = True
         self._find_shortcuts()
 
     def promote(self, default: torch.dtype) -> None:
-        """Note that the outcome is that under a default dtype, which is then to be compared at every call."""
+        """Make the outcome valid for one default dtype only, to be compared at every call."""
         self.promoted = default
         self._find_shortcuts()
 
     def _find_shortcuts(self) -> None:
-        build, outputs, grown, written, concrete = self.build, self.outputs, self.grown, self.written, self.concrete
-        simple = build is None and len(outputs) == 1 and not grown and not concrete and self.promoted is None
+        build, outputs, resized, written, concrete = self.build, self.outputs, self.resized, self.written, self.concrete
+        simple = build is None and len(outputs) == 1 and not resized and not concrete and self.promoted is None
         only = outputs[0] if simple else None
         self.fresh = only.metadata if only is not None and only.source is None and not written else None
         self.row: Any = None if only is None else only.row
@@ -136,25 +135,24 @@ class CachedResult:
 
 
 class OpCache:
-    """What is known of one op: its schema, the outcomes met so far, and what kind of op it is.
+    """The cache of one op: its schema, its outcomes, and properties of the op.
 
-    It can depend on more than its arguments' metadata (`looks_closer`: the name of a process group, or numbers that its
-    cost depends on), communicate with other ranks (`communicates`), be `random`, write to its arguments, or take
-    lists of which one item is an int and another is not (`mixes`). `context` gives what a call depends on besides its
-    arguments and the run's settings, such as the default dtype for an op that makes a tensor from none. An op of
-    somebody's library, which may keep state of its own, or of an object that does, is not `pure`: what it gives is
-    never remembered.
+    `has_extra_key`: the key includes more than the arguments' metadata (ranks of a process group, values that its cost
+    depends on). `communicates`: with other ranks. `random`: it draws random numbers. `writes`: to arguments.
+    `has_mixed_lists`: it takes lists of ints mixed with other types. `context` returns further settings that a call
+    depends on, such as the default dtype for an op that creates a tensor. `pure` is False for ops of other libraries,
+    or on stateful objects: their outcomes are not cached.
 
-    Outcomes are kept apart by the settings of a run. `expansions` are outcomes too, for each set of stops, of a
-    composite op that comes down to one call of another op on the same tensors.
+    `outcomes` are kept per settings of a run. `expansions` are outcomes of a composite op that decomposes into one call
+    of another op on the same tensors, per settings and `stops_at`.
     """
 
     __slots__ = (
         "communicates",
         "context",
         "expansions",
-        "looks_closer",
-        "mixes",
+        "has_extra_key",
+        "has_mixed_lists",
         "outcomes",
         "pure",
         "random",
@@ -167,33 +165,33 @@ class OpCache:
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
         self.expansions: dict[tuple[Settings, StopsAt], dict[tuple[Any, ...], CachedResult]] = {}
-        self.looks_closer = self.schema.group is not None or bool(self.schema.valued)
+        self.has_extra_key = self.schema.group is not None or bool(self.schema.value_arguments)
         self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
         arguments = getattr(getattr(func, "_schema", None), "arguments", None)
-        self.mixes = arguments is None or any("List[number]" in str(argument.type) for argument in arguments)
+        self.has_mixed_lists = arguments is None or any("List[number]" in str(argument.type) for argument in arguments)
         self.pure = self.schema.name.partition("::")[0] in _PURE
         makes = "device" in self.schema.position
         self.context = torch.get_default_dtype if makes else context_of(self.schema.name)
 
-    def needs_others(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a call communicates with other ranks, of which there are none in a group of one."""
+    def needs_other_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call communicates with other ranks, which a group of one does not have."""
         return self.communicates and group_size(self.schema, args, kwargs) != 1
 
 
 def context_of(name: str) -> Callable[[], Any] | None:
-    """Return what tells by which kernel an op is computed now, or None where there is no choice."""
+    """Return the getter of the settings that choose an op's kernel, or None."""
     return _CONTEXTS.get(packet_of(name))
 
 
 @cache
 def is_autocast(name: str) -> bool:
-    """Return whether autocast changes the dtype of an op's arguments."""
+    """Return whether autocast converts an op's arguments."""
     return any(has_kernel_for_key(name, f"Autocast{kind}") for kind in ("CPU", "CUDA"))
 
 
 def settings_of(device: torch.device) -> Settings:
-    """Return what the outcomes of a run for a device depend on, as it is now."""
+    """Return the current settings that outcomes on a device depend on."""
     return (
         device,
         torch.get_num_threads() > 1,
@@ -212,7 +210,7 @@ _SIGNATURES: dict[Signature, Signature] = {}
 
 
 def op_cache(func: Any) -> OpCache:
-    """Return what is known of an op."""
+    """Return the cache of an op."""
     op = _OPS.get(func)
     if op is None:
         op = _OPS[func] = OpCache(func)
@@ -220,23 +218,23 @@ def op_cache(func: Any) -> OpCache:
 
 
 def intern_signature(signature: Signature) -> Signature:
-    """Return the one object that stands for a signature."""
+    """Return the interned signature."""
     return _SIGNATURES.setdefault(signature, signature)
 
 
 def outcomes() -> int:
-    """Return how many outcomes are remembered."""
+    """Return the number of cached outcomes."""
     return sum(len(met) for op in _OPS.values() for met in op.outcomes.values())
 
 
 def clear_cache() -> None:
-    """Forget every outcome, so that the next run is as in a new process; not to be called during a run."""
+    """Clear the cache, as in a new process; not to be called during a run."""
     _OPS.clear()
     _SIGNATURES.clear()
     forget_metadata()
 
 
 def trim_cache() -> None:
-    """Forget everything if it has grown past the limit."""
+    """Clear the cache if it has grown past the limit."""
     if interned() > _LIMIT or outcomes() > _LIMIT:
         clear_cache()

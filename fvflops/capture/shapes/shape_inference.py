@@ -1,4 +1,4 @@
-"""The learning of an op: what a call gives that the memo of shape runs does not hold yet."""
+"""Infer the result of an op call that is not in the cache of shape execution."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import describe, describe_result, normalise
-from fvflops.capture.recorder.value_reader import ValueReader, state_values
+from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore.interrupts import is_interrupt
-from fvflops.capture.shapes.concrete_tensors import WHOLE, ConcreteTensors, is_small
+from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules import ShapeRules
@@ -22,14 +22,14 @@ from fvflops.trace import Signature, Symbol
 
 
 class OpInference:
-    """Finds out what calls give, on a device, by rules; a call that needs numbers which are not there raises."""
+    """Infers results of op calls on a device by shape rules; data-dependent calls without values raise."""
 
-    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, reals: ConcreteTensors) -> None:
+    def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, concrete: ConcreteTensors) -> None:
         self._device = device
         self._settings = settings
         self._rules = rules
-        self._reals = reals
-        self.values = ValueReader(reals.have_values)
+        self._concrete = concrete
+        self.values = ValueReader(concrete.have_values)
 
     def infer(
         self,
@@ -40,32 +40,32 @@ class OpInference:
         tensors: list[torch.Tensor],
         key: tuple[Any, ...],
     ) -> CachedResult:
-        """Return the outcome of a call with these tensors among its arguments; remember it under a key if it may be."""
+        """Return the outcome of a call with these tensor arguments; cache it under the key if possible."""
         name = op.schema.name
-        metadata = [self._reals.metadata_of(tensor) for tensor in tensors]
-        # What other ranks would send is not known: they may not make this run, and nothing is sent to them.
-        known = not op.needs_others(args, kwargs) and all(item.known for item in metadata)
-        inference = OutputInference(op.schema, tensors, metadata, self._device, self._reals.device_for)
+        metadata = [self._concrete.metadata_of(tensor) for tensor in tensors]
+        # Data from other ranks is unknown: they may not run, and nothing is sent.
+        known = not op.needs_other_ranks(args, kwargs) and all(item.known for item in metadata)
+        inference = OutputInference(op.schema, tensors, metadata, self._device, self._concrete.device_for)
         rule = choose_rule(func, self._rules.replacement_for)
-        remember = True
+        cacheable = True
         try:
             outcome = inference.run(rule, args, kwargs)
         except Exception as error:
             if is_interrupt(error):
                 raise
             computable = known and tensors and isinstance(func, OpOverload)
-            if computable or (self._rules.is_data_dependent(name) and self._reals.have_values(tensors)):
-                outcome, remember = CachedResult(None, concrete=True), bool(computable)
+            if computable or (self._rules.is_data_dependent(name) and self._concrete.have_values(tensors)):
+                outcome, cacheable = CachedResult(None, concrete=True), bool(computable)
             else:
-                outcome, remember = self._learn_by_values(name, inference, rule, args, kwargs, error), False
-        if known and all(item.metadata is None or _stays(item.metadata, op) for item in outcome.outputs):
-            outcome.run_for_real()
+                outcome, cacheable = self._infer_from_values(name, inference, rule, args, kwargs, error), False
+        if known and all(item.metadata is None or _is_computed(item.metadata, op) for item in outcome.outputs):
+            outcome.compute()
         if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
             outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
         if op.context is None and _is_promoted(metadata, outcome):
             outcome.promote(torch.get_default_dtype())
-        outcome.remembered = remember and op.pure and not _holds_objects((args, kwargs))
-        if outcome.remembered:
+        outcome.cacheable = cacheable and op.pure and not _contains_objects((args, kwargs))
+        if outcome.cacheable:
             op.outcomes[self._settings][key] = outcome
         return outcome
 
@@ -77,14 +77,14 @@ class OpInference:
         outputs: Sequence[Output],
         build: Callable[[list[Any]], Any] | None,
     ) -> Signature:
-        """Return the signature of a call that gave some outputs."""
-        schema, spec_of = op.schema, self._reals.spec_of
-        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._reals.device_for)
+        """Return the signature of a call with these outputs."""
+        schema, spec_of = op.schema, self._concrete.spec_of
+        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._concrete.device_for)
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
         results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
         inputs = normalise(schema, plain_args, plain_kwargs)
-        if schema.valued:
-            inputs = state_values(inputs, schema.valued, self.values.read(schema.valued, args, kwargs))
+        if schema.value_arguments:
+            inputs = add_values(inputs, schema.value_arguments, self.values.read(schema.value_arguments, args, kwargs))
         return intern_signature(
             Signature(
                 schema.name,
@@ -95,7 +95,7 @@ class OpInference:
             )
         )
 
-    def _learn_by_values(
+    def _infer_from_values(
         self,
         name: str,
         inference: OutputInference,
@@ -104,13 +104,13 @@ class OpInference:
         kwargs: Mapping[str, Any],
         error: Exception,
     ) -> CachedResult:
-        """Return the outcome of a call that looks at numbers: those that are known, or those that are assumed."""
+        """Return the outcome of a data-dependent call by known values, or by assumptions."""
         if any(item.known for item in inference.metadata):
             try:
                 return inference.run(rule, args, kwargs, keep_known=True)
             except DataDependentError as second:
                 error = second
-            except Exception as second:  # of known numbers and others together: the first error is the op's own
+            except Exception as second:  # mixing known and unknown values failed: the first error is the op's own
                 if is_interrupt(second):
                     raise
         sized = self._rules.assumed_size(name)
@@ -121,23 +121,23 @@ class OpInference:
         raise error
 
 
-def _stays(metadata: Metadata, op: OpCache) -> bool:
-    """Return whether what an op makes of known numbers is computed: random activations, as for a trial, are not."""
-    return metadata.numel <= 1 if op.random and metadata.dtype not in WHOLE else is_small(metadata)
+def _is_computed(metadata: Metadata, op: OpCache) -> bool:
+    """Return whether an op's result on known values is computed; random activations are not."""
+    return metadata.numel <= 1 if op.random and metadata.dtype not in INTEGRAL else is_small(metadata)
 
 
 def _is_promoted(inputs: Sequence[Metadata], outcome: CachedResult) -> bool:
-    """Return whether a call made floating-point numbers of whole ones, in the default dtype."""
+    """Return whether a call promoted integers to floating point, in the default dtype."""
     results = [item.metadata.dtype for item in outcome.outputs if item.metadata is not None]
     if not any(dtype.is_floating_point or dtype.is_complex for dtype in results):
-        return outcome.concrete and not outcome.outputs  # computed for real: what comes out is not known here
+        return outcome.concrete and not outcome.outputs  # its outputs are unknown until computed
     return not any(item.dtype.is_floating_point or item.dtype.is_complex for item in inputs)
 
 
-def _holds_objects(values: Any) -> bool:
-    """Return whether there is an object among arguments that may have state, of which a key tells the class only."""
+def _contains_objects(values: Any) -> bool:
+    """Return whether arguments contain objects that may have state, since a key contains only their class."""
     if isinstance(values, (list, tuple)):
-        return any(map(_holds_objects, values))
+        return any(map(_contains_objects, values))
     if isinstance(values, Mapping):
-        return any(map(_holds_objects, values.values()))
+        return any(map(_contains_objects, values.values()))
     return isinstance(values, torch.ScriptObject) and describe(values) == Symbol("object", type(values).__qualname__)

@@ -1,4 +1,4 @@
-"""The dispatch mode of a shape run: ops are answered from the memo, with tensors that have no numbers."""
+"""The dispatch mode of shape execution: it answers ops from the cache, with shape tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.collectives import completed_work, is_work
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
-from fvflops.capture.shapes.meta_run import substitute, take_apart
+from fvflops.capture.shapes.meta_run import substitute, unpack_result
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
@@ -39,25 +39,25 @@ from fvflops.capture.unseen.fake_tensors import is_reasoning
 from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
 from fvflops.trace import Signature
 
-# A buffer of up to this many elements that is changed by known numbers is a counter, and keeps counting.
+# Larger buffers that the run updates are not computed; smaller ones, such as batch counters, are.
 _COUNTER = 1 << 10
 
-_PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
-_REAL = frozenset({torch.Tensor, torch.nn.Parameter})
-_TRUE, _FALSE = object(), object()  # True and 1 are equal as keys, and not to an op
+_PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
+_REAL_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
 
-_OURS = (ShapeTensor,)
+_SHAPE_TENSOR_ONLY = (ShapeTensor,)
 
-# An op's outcomes, what is known of it, what to do instead of looking there, and the op.
+# An op's outcomes, its cache, the handler of a cache miss, and the op (kept alive: the plan's key is its id).
 _Plan = tuple[dict[tuple[Any, ...], CachedResult], OpCache, Callable[..., Any] | None, Any]
 
 
 class ShapeMode(SubclassAwareMode):
-    """A dispatch mode that computes shapes instead of numbers, and hands every op call to a recorder.
+    """A dispatch mode that infers shapes instead of computing values, and records every op call.
 
-    Parameters, buffers and inputs of floating point count as unknown, and so does what comes of them; what is made of
-    small integer and bool tensors and constants alone is computed. Every tensor answers for `device`, where `homes` are
-    the real devices of the model and its inputs. `nested` says that another shape run goes on around this one.
+    Floating-point parameters, buffers and inputs have unknown values, and so have results that depend on them; results
+    of small integer and bool tensors and constants are computed. Every tensor shows `device`; `devices` are the real
+    devices of the model and its inputs. `nested`: another shape run encloses this one.
     """
 
     def __init__(
@@ -65,82 +65,87 @@ class ShapeMode(SubclassAwareMode):
         recorder: Recorder,
         undo_log: UndoLog,
         device: torch.device,
-        homes: Sequence[torch.device],
+        devices: Sequence[torch.device],
         rules: ShapeRules,
         *,
         nested: bool = False,
     ) -> None:
         super().__init__()
         self.device = device
-        self.reals = ConcreteTensors(recorder, device, homes)
+        self.concrete = ConcreteTensors(recorder, device, devices)
         self._rules = rules
         self._settings = settings_of(device)
-        self._learner = OpInference(device, self._settings, rules, self.reals)
+        self._inference = OpInference(device, self._settings, rules, self.concrete)
         self.recorder = recorder
-        recorder.describe = self.reals.spec_of
+        recorder.describe = self.concrete.spec_of
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
-        self._numbers: dict[int, int] = {}
-        # The ops seen inside the composite op that is being looked into, and the storages they read and write.
+        self._indices: dict[int, int] = {}
+        # The ops inside the composite op that is being decomposed, with the storages they read and write.
         self._inside: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
 
     def close(self) -> None:
-        """Let go of the recorder, which holds this mode: a cycle would keep the model's tensors alive for a while."""
+        """Break the reference cycle with the recorder, which would keep the model's tensors alive."""
         self.recorder.describe = describe_tensor
 
     def for_thread(self) -> ShapeMode:
-        """Return a mode that does the same in another thread of the run."""
+        """Return an equal mode for another thread of the run."""
         mode = ShapeMode(
             *(self.recorder, self._undo_log, self.device, (), self._rules),
             nested=self._nested,
         )
-        mode.reals, mode._learner, mode._plans, mode._numbers = self.reals, self._learner, self._plans, self._numbers
-        self.recorder.describe = self.reals.spec_of
+        mode.concrete, mode._inference, mode._plans, mode._indices = (
+            self.concrete,
+            self._inference,
+            self._plans,
+            self._indices,
+        )
+        self.recorder.describe = self.concrete.spec_of
         return mode
 
     def needs_value(self, name: str) -> DataDependentError:
-        """Return the error of an op that asks for a number which is not there."""
+        """Record and return the error of an op that needs an unknown value."""
         error = DataDependentError.of_op(name)
         self.recorder.fail(name, error)
         return error
 
-    def stand_in(self, tensor: torch.Tensor) -> ShapeTensor:
-        """Return a shape tensor for a tensor that exists before the run: a leaf that wants a gradient where it does."""
-        _, metadata, index = self.reals.resolve(tensor)
-        twin = make(metadata, StorageRef(self, index), tensor.requires_grad)
+    def shape_tensor_for(self, tensor: torch.Tensor) -> ShapeTensor:
+        """Return a shape tensor for a tensor from before the run, a leaf that requires grad if the tensor does."""
+        _, metadata, index = self.concrete.resolve(tensor)
+        shape_copy = make(metadata, StorageRef(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
-            twin._is_param = True
-        return twin
+            shape_copy._is_param = True
+        return shape_copy
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors hold the numbers that a real run sees."""
-        return self.reals.have_values(tensors)
+        """Return whether tensors have the values of a real run."""
+        return self.concrete.have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Note what an op was taken to do for want of a number.
+        """Record an assumption about a data-dependent op.
 
-        Where a real run would tell it raises DataDependentError. `bound` says that the op does no more than that, and
-        is noted in any case.
+        Raises DataDependentError if a real run is possible instead, unless `bound`: the op costs at most that.
         """
         if self._rules.exact and not bound:
             raise self.needs_value(op)
-        self._rules.supposed[op] = what
+        self._rules.assumed[op] = what
 
     def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
-        """Record a launch of a kernel, which may write to all of its tensors, without making it."""
+        """Record a launch of a kernel, which may write to all of its tensors, without running it."""
         tensors = list(tensors_of(kwargs))
-        outputs = tuple(map(self.reals.spec_of, self.recorder.uninitialised(tensors)))
+        outputs = tuple(map(self.concrete.spec_of, self.recorder.uninitialised(tensors)))
         for tensor in tensors:
             if type(tensor) is not ShapeTensor:
-                self.reals.invalidate(tensor)
-        plain = substitute(dict(kwargs), self.reals.spec_of, self.reals.device_for)
-        homes = [
-            tensor.home.index if type(tensor) is ShapeTensor else self.reals.resolve(tensor)[2] for tensor in tensors
+                self.concrete.invalidate(tensor)
+        plain = substitute(dict(kwargs), self.concrete.spec_of, self.concrete.device_for)
+        storages = [
+            tensor.storage_ref.index if type(tensor) is ShapeTensor else self.concrete.resolve(tensor)[2]
+            for tensor in tensors
         ]
         signature = Signature(schema.name, schema.names, normalise(schema, (), plain), outputs, schema.text, source)
-        self.recorder.append_call(signature, homes, ())
+        self.recorder.append_call(signature, storages, ())
 
     def __torch_dispatch__(
         self,
@@ -150,19 +155,19 @@ class ShapeMode(SubclassAwareMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if self._nested:
-            return self._answer_apart(func, types, args, kwargs or {})
+            return self._run_nested(func, types, args, kwargs or {})
         if graph_tracer() is not None and not is_reasoning(types):
-            return self._answer_traced(func, types, args, kwargs or {})
-        plan = self._plans.get(id(func))  # an op hashes itself in Python, and lives as long as its plan
+            return self._run_traced(func, types, args, kwargs or {})
+        plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             plan = self._plan(func)
         outcomes, op, special, _ = plan
-        if types != _OURS:
+        if types != _SHAPE_TENSOR_ONLY:
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs or {})
             if is_reasoning(types):
                 return func(*args, **(kwargs or {}))
-        known = self.reals.seen
+        known = self.concrete.registered
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
         reads: list[int] = []
@@ -171,18 +176,18 @@ class ShapeMode(SubclassAwareMode):
             if kind is ShapeTensor:
                 key.append(value.metadata)
                 tensors.append(value)
-                reads.append(value.home.index)
-            elif kind in _REAL and (seen := known.get(id(value))) is not None:
-                key.append(seen[1])
+                reads.append(value.storage_ref.index)
+            elif kind in _REAL_TYPES and (registered := known.get(id(value))) is not None:
+                key.append(registered[1])
                 tensors.append(value)
-                reads.append(seen[2])
-            elif kind in _PLAIN:
+                reads.append(registered[2])
+            elif kind in _PLAIN_TYPES:
                 key.append(value)
             elif kind is bool:
                 key.append(_TRUE if value else _FALSE)
             elif kind is float:
-                key.append((value,) if value == value else "nan")  # 1.0 and 1 are equal as keys, and not to an op
-            elif kind is list and value and type(value[0]) is int and not op.mixes:
+                key.append((value,) if value == value else "nan")  # 1.0 == 1 as a key, but not as an argument
+            elif kind is list and value and type(value[0]) is int and not op.has_mixed_lists:
                 key.append(tuple(value))
             else:
                 key.append(self._key(value, tensors, reads))
@@ -192,16 +197,16 @@ class ShapeMode(SubclassAwareMode):
                 key.append(self._key(value, tensors, reads))
         if op.context is not None:
             key.append(op.context())
-        if op.looks_closer:
-            key += self._look_closer(op.schema, key, args, kwargs or {})
+        if op.has_extra_key:
+            key += self._extra_key(op.schema, key, args, kwargs or {})
         if op.writes and len(tensors) > 1 and len({*map(id, tensors)}) < len(tensors):
-            places = [*map(id, tensors)]
-            key.append(("one tensor", *map(places.index, places)))
+            ids = [*map(id, tensors)]
+            key.append(("one tensor", *map(ids.index, ids)))
         outcome = outcomes.get(tuple(key))
         if outcome is None:
             if special is not None:
                 return special(self, func, op, args, kwargs or {}, reads, tuple(key))
-            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
+            outcome = self._infer(func, op, args, kwargs or {}, tensors, tuple(key))
         fresh = outcome.fresh
         if fresh is not None:
             recorder = self.recorder
@@ -209,19 +214,21 @@ class ShapeMode(SubclassAwareMode):
             index = len(storages)
             storages.append(outcome.row)
             result: Any = make(fresh, OwnedStorage(self, recorder, index))
-            self._note(outcome, reads, (index,))
+            self._record(outcome, reads, (index,))
             return result
         source = outcome.source
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
-            self._note(outcome, reads, (reads[source],))
-            return tensor if outcome.view is None else make(outcome.view, tensor.home)
+            self._record(outcome, reads, (reads[source],))
+            return tensor if outcome.view is None else make(outcome.view, tensor.storage_ref)
         if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
-            outcome = self._learn(func, op, args, kwargs or {}, tensors, tuple(key))
-        if outcome.concrete or (self._counts_on(op, outcome, tensors) and not op.needs_others(args, kwargs or {})):
+            outcome = self._infer(func, op, args, kwargs or {}, tensors, tuple(key))
+        if outcome.concrete or (
+            self._updates_counter(op, outcome, tensors) and not op.needs_other_ranks(args, kwargs or {})
+        ):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
         return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
 
-    def _learn(
+    def _infer(
         self,
         func: Any,
         op: OpCache,
@@ -230,29 +237,29 @@ class ShapeMode(SubclassAwareMode):
         tensors: list[torch.Tensor],
         key: tuple[Any, ...],
     ) -> CachedResult:
-        """Return the outcome of a call that is not remembered, or is with another default dtype."""
+        """Infer the outcome of a call that is not cached, or cached for another default dtype."""
         try:
-            return self._learner.infer(func, op, args, kwargs, tensors, key)
-        except Exception as error:  # the model may catch it, and take another path than it would have
+            return self._inference.infer(func, op, args, kwargs, tensors, key)
+        except Exception as error:  # record it: the model may catch it and take another branch
             self.recorder.fail(op.schema.name, error)
             raise
 
-    def _look_closer(
+    def _extra_key(
         self, schema: OpSchema, key: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Return what a call depends on beside its arguments' metadata: a group's ranks, and numbers of its tensors."""
+        """Return the key's additions: ranks of process groups, and values of tensors."""
         more: list[Any] = []
         if schema.group is not None:
-            more += [describe_group(value) for value in key if type(value) is str]  # a name may mean another group now
-        if schema.valued:
-            more.append(self._learner.values.read(schema.valued, args, kwargs))
+            more += [describe_group(value) for value in key if type(value) is str]  # names of groups may be reused
+        if schema.value_arguments:
+            more.append(self._inference.values.read(schema.value_arguments, args, kwargs))
         return more
 
-    def _counts_on(self, op: OpCache, outcome: CachedResult, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether a call changes a counter, such as a buffer that says how many batches there were."""
+    def _updates_counter(self, op: OpCache, outcome: CachedResult, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether a call updates a counter, such as a buffer with the number of batches."""
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
-        small = written and not outcome.grown and all(tensor.numel() <= _COUNTER for tensor in written)
-        return bool(small) and self.reals.have_values(tensors)
+        small = written and not outcome.resized and all(tensor.numel() <= _COUNTER for tensor in written)
+        return bool(small) and self.concrete.have_values(tensors)
 
     def _make_results(
         self,
@@ -264,12 +271,12 @@ class ShapeMode(SubclassAwareMode):
         reads: Sequence[int],
         outcome: CachedResult,
     ) -> Any:
-        """Return what a call gives by its outcome, whatever that is."""
+        """Return the results of a call by its outcome, in the general case."""
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
-                self.reals.invalidate(tensors[index])
-        for index, grown in outcome.grown:
-            self._resize(op, tensors[index], grown)
+                self.concrete.invalidate(tensors[index])
+        for index, resized in outcome.resized:
+            self._resize(op, tensors[index], resized)
         results: list[Any] = []
         writes: list[int] = []
         real: list[Any] = []
@@ -288,17 +295,17 @@ class ShapeMode(SubclassAwareMode):
                 if same:
                     results.append(tensor)
                 elif type(tensor) is ShapeTensor:
-                    results.append(make(metadata, tensor.home))
+                    results.append(make(metadata, tensor.storage_ref))
                 else:
-                    # A view of a real tensor is made for real: it costs nothing and aliases.
+                    # A view of a real tensor is created as such: it is free, and aliases.
                     real = real or self._view(func, args, kwargs, tensors, outcome)
                     results.append(real[len(results)])
         result = results[0] if outcome.build is None else outcome.build(results)
-        self._note(outcome, reads, writes)
+        self._record(outcome, reads, writes)
         return result
 
-    def _answer_apart(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer a call, unseen by the shape run around this one."""
+    def _run_nested(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call hidden from the enclosing shape run."""
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
         self._nested = False
         try:
@@ -307,8 +314,8 @@ class ShapeMode(SubclassAwareMode):
         finally:
             self._nested = True
 
-    def _answer_traced(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Answer a call through the tracer of a graph, which notes it and asks this mode for the result."""
+    def _run_traced(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call through the graph tracer, which records it and calls this mode for the result."""
         tracer = graph_tracer()
         with tracer_stashed():
             make_constants(tracer, (args, kwargs))
@@ -323,10 +330,10 @@ class ShapeMode(SubclassAwareMode):
         tensors: Sequence[torch.Tensor],
         outcome: CachedResult,
     ) -> list[Any]:
-        """Return the results of a view op, real views of the tensors that are real; None stands for the others."""
+        """Return the results of a view op: real views of real tensors, None for others."""
         if not any(type(tensor) is ShapeTensor for tensor in tensors):
-            return take_apart(func(*args, **kwargs))[0]
-        # Ops that make views of several tensors at once, as broadcast_tensors, begin where their argument begins.
+            return unpack_result(func(*args, **kwargs))[0]
+        # Ops that return views of several tensors at once, such as broadcast_tensors, keep the storage offsets.
         return [
             None
             if metadata is None or source is None or type(tensors[source]) is ShapeTensor
@@ -339,14 +346,14 @@ class ShapeMode(SubclassAwareMode):
         storages.append(row)
         return len(storages) - 1
 
-    def _note(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
+    def _record(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self.recorder
-        number = self._numbers.get(id(outcome))
+        number = self._indices.get(id(outcome))
         if number is None:
             assert outcome.signature is not None
             number = recorder.number(outcome.signature)
-            if outcome.remembered:
-                self._numbers[id(outcome)] = number
+            if outcome.cacheable:
+                self._indices[id(outcome)] = number
         if recorder.backward or recorder.has_threads:
             recorder.add(number, reads, writes)
         else:
@@ -373,9 +380,9 @@ class ShapeMode(SubclassAwareMode):
         reads: list[int],
         key: tuple[Any, ...],
     ) -> Any:
-        """Look into a composite op; if that comes down to one new tensor of one op, remember that."""
+        """Decompose a composite op; cache the expansion if it is one new tensor from one op."""
         self.recorder.decompose(op.schema.name)
-        args, kwargs = substitute((tuple(args), dict(kwargs)), self._off_meta, self.reals.device_for)
+        args, kwargs = substitute((tuple(args), dict(kwargs)), self._without_meta, self.concrete.device_for)
         outer, self._inside = self._inside, []
         try:
             with self:
@@ -387,54 +394,54 @@ class ShapeMode(SubclassAwareMode):
                 outer += inside
         if len(inside) == 1:
             outcome, inner_reads, writes = inside[0]
-            same = type(result) is ShapeTensor and result.home.index in writes and inner_reads == reads
-            if same and outcome.fresh is not None and outcome.remembered and self._expands_always(op, outcome):
+            same = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
+            if same and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
                 op.expansions[self._settings, self.recorder.stops_at][key] = outcome
         return result
 
     def _expands_always(self, op: OpCache, outcome: CachedResult) -> bool:
-        """Return whether a composite op comes down to the same whatever else is set: autocast, a kernel's switch."""
+        """Return whether an expansion is independent of other settings: autocast, kernel choice."""
         assert outcome.signature is not None
         inner = outcome.signature.op
         if (context := context_of(inner)) is not None and op.context is not context:
             return False
         return not is_autocast(inner) or is_autocast(op.schema.name)
 
-    def _off_meta(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a tensor inside a composite op, which may look at devices."""
+    def _without_meta(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor for use inside a composite op, whose code may branch on devices; no meta tensors."""
         if type(tensor) is not ShapeTensor and tensor.device.type == "meta":
-            return self.stand_in(tensor)
+            return self.shape_tensor_for(tensor)
         return tensor
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this run's stand-in for a shape tensor of the run around it."""
-        if type(tensor) is not ShapeTensor or tensor.home.run is self:
+        """Return this run's shape tensor for one of the enclosing run."""
+        if type(tensor) is not ShapeTensor or tensor.storage_ref.run is self:
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            home = OwnedStorage(self, self.recorder, self._new_storage(metadata.row))
-            self._adopted[id(tensor)] = tensor, make(metadata, home, tensor.requires_grad)
+            storage_ref = OwnedStorage(self, self.recorder, self._new_storage(metadata.row))
+            self._adopted[id(tensor)] = tensor, make(metadata, storage_ref, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
     def _key(self, value: Any, tensors: list[torch.Tensor], reads: list[int]) -> Any:
-        """Return the part of a call's key that an argument makes, and note the tensors in it."""
+        """Return an argument's part of the cache key, collecting its tensors and storages."""
         kind = type(value)
         if kind is ShapeTensor:
             tensors.append(value)
-            reads.append(value.home.index)
+            reads.append(value.storage_ref.index)
             return value.metadata
-        if kind in _PLAIN:
+        if kind in _PLAIN_TYPES:
             return value
         if kind is bool:
             return _TRUE if value else _FALSE
         if kind is float:
             return (value,) if value == value else "nan"
         if kind is torch.device:
-            return self.reals.device_for(value)
+            return self.concrete.device_for(value)
         if isinstance(value, (list, tuple)):
             return tuple([item if type(item) is int else self._key(item, tensors, reads) for item in value])
         if isinstance(value, torch.Tensor):
-            _, metadata, index = self.reals.resolve(value)
+            _, metadata, index = self.concrete.resolve(value)
             tensors.append(value)
             reads.append(index)
             return metadata
@@ -450,45 +457,47 @@ class ShapeMode(SubclassAwareMode):
         reads: list[int],
         outcome: CachedResult,
     ) -> Any:
-        """Run an op for real, on tensors that are known and small."""
+        """Compute an op on known and small tensors."""
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
-        real_args, real_kwargs = substitute((tuple(args), dict(kwargs)), lambda tensor: tensor, self.reals.place_of)
+        real_args, real_kwargs = substitute(
+            (tuple(args), dict(kwargs)), lambda tensor: tensor, self.concrete.creation_device
+        )
         try:
             result = func(*real_args, **real_kwargs)
         except RuntimeError:
-            together = _bring_together(op.schema, real_args, real_kwargs)
+            together = _move_to_one_device(op.schema, real_args, real_kwargs)
             if together is None:
                 raise
             result = func(*together[0], **together[1])
-        items, build = take_apart(result)
+        items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
         if signature is None:
             outputs = [
-                Output(self.reals.metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
+                Output(self.concrete.metadata_of(item)) if isinstance(item, torch.Tensor) else Output(None, value=item)
                 for item in items
             ]
-            signature = self._learner.sign(op, args, kwargs, outputs, build)
+            signature = self._inference.sign(op, args, kwargs, outputs, build)
         self.recorder.add(self.recorder.number(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
-        """Give an argument the metadata that the op gives it."""
+        """Set the metadata of an argument that the op resizes."""
         if type(tensor) is not ShapeTensor:
             raise self.needs_value(op.schema.name)
         with disable_torch_dispatch():
-            torch.Tensor.set_(tensor, make(metadata, tensor.home))  # type: ignore[call-overload]
+            torch.Tensor.set_(tensor, make(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata
 
 
-def _bring_together(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return arguments with their real tensors, which the run takes to be on one device, on one; None if they are."""
+def _move_to_one_device(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return arguments with real tensors moved to one device, None if they are: the run shows one device for all."""
     tensors = list(tensors_of((tuple(args), dict(kwargs))))
     if len({tensor.device for tensor in tensors}) < 2:
         return None
     written = [tensor for value in written_arguments(schema, args, kwargs) for tensor in tensors_of(value)]
-    place = written[0].device if written else torch.device("cpu")
-    # Of a tensor that is there already this is the tensor itself.
-    return substitute((tuple(args), dict(kwargs)), lambda tensor: tensor.to(place), lambda device: device)
+    target = written[0].device if written else torch.device("cpu")
+    # `to` returns the tensor itself if it is there already.
+    return substitute((tuple(args), dict(kwargs)), lambda tensor: tensor.to(target), lambda device: device)

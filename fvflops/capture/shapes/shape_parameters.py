@@ -1,4 +1,4 @@
-"""The stand-ins: shape tensors in the place of a model's parameters and buffers, for a run under autograd."""
+"""Shape tensors in place of a model's parameters and buffers, for runs under autograd."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from fvflops.torch_internals import is_wrapper_subclass, pytree
 
 
 class ShapeParameters:
-    """Shape tensors for those tensors that are on another device than the run.
+    """Shape tensors for tensors on other devices than the run's.
 
-    Autograd wants a gradient on the device of what it belongs to.
+    Needed because autograd requires a gradient on the same device as its tensor.
     """
 
     def __init__(self, mode: ShapeMode) -> None:
         self._mode = mode
-        self._twins: dict[int, torch.Tensor] = {}
+        self._copies: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a tensor: itself, where it may stay."""
+        """Return the shape tensor for a tensor, or the tensor itself if it can be used as it is."""
         if tensor.device == self._mode.device or tensor.layout is not torch.strided:
             return tensor
-        twin = self._twins.get(id(tensor))
-        if twin is None:
+        shape_copy = self._copies.get(id(tensor))
+        if shape_copy is None:
             if is_wrapper_subclass(tensor):
-                twin = self._wrap_again(tensor)
-            elif self._mode.reals.resolve(tensor)[1].known:
-                return tensor  # the run computes with its numbers, and autograd wants no gradient of it
+                shape_copy = self._rebuild(tensor)
+            elif self._mode.concrete.resolve(tensor)[1].known:
+                return tensor  # the run computes with its values, and it needs no gradient
             else:
-                twin = self._mode.stand_in(tensor)
-            self._twins[id(tensor)] = twin
+                shape_copy = self._mode.shape_tensor_for(tensor)
+            self._copies[id(tensor)] = shape_copy
             self._kept.append(tensor)
-        return twin
+        return shape_copy
 
     def in_values(self, values: Any) -> Any:
-        """Return nested values with what stands for their tensors."""
+        """Return nested values with their tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
-    def put_into(self, reading: ModelIndex) -> None:
-        """Put what stands for them in the place of a model's parameters and buffers; a snapshot puts these back."""
-        for module in reading.names:
+    def replace_in(self, model_index: ModelIndex) -> None:
+        """Replace a model's parameters and buffers; a snapshot restores them."""
+        for module in model_index.names:
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None:
@@ -54,20 +54,22 @@ class ShapeParameters:
             if isinstance(module, nn.RNNBase):
                 flat = [None if item is None else self.of(item) for item in module._flat_weights]
                 module._flat_weights = flat
-                # Else its forward would take the weights for new ones, and lay them out anew for cuDNN.
+                # Otherwise its forward would see new weights, and flatten them again for cuDNN.
                 module._flat_weight_refs = [
                     None if item is None else weakref.ref(item)  # type: ignore[arg-type]
                     for item in flat
                 ]
-        homes = self._mode.recorder.module_of_tensor
-        homes.update({id(twin): homes[key] for key, twin in self._twins.items() if key in homes})
+        owners = self._mode.recorder.module_of_tensor
+        owners.update({id(shape_copy): owners[key] for key, shape_copy in self._copies.items() if key in owners})
 
-    def _wrap_again(self, tensor: Any) -> torch.Tensor:
-        """Return a wrapper (a DTensor, a quantised weight) like another, around other tensors."""
+    def _rebuild(self, tensor: Any) -> torch.Tensor:
+        """Return a wrapper subclass (DTensor, quantized weight) rebuilt around shape tensors."""
         names, context = tensor.__tensor_flatten__()
-        held = {name: getattr(tensor, name) for name in names}
-        inner = {name: self.of(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
-        again = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
-        again.requires_grad_(tensor.requires_grad)
-        again._is_param = isinstance(tensor, nn.Parameter)
-        return again
+        inner_values = {name: getattr(tensor, name) for name in names}
+        inner = {
+            name: self.of(value) if isinstance(value, torch.Tensor) else value for name, value in inner_values.items()
+        }
+        rebuilt = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+        rebuilt.requires_grad_(tensor.requires_grad)
+        rebuilt._is_param = isinstance(tensor, nn.Parameter)
+        return rebuilt

@@ -1,4 +1,4 @@
-"""The shape tensor: a tensor that has a shape, strides, a dtype and a device, and neither numbers nor memory."""
+"""A shape tensor: shape, strides, dtype, device, no values and no memory."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from fvflops.torch_internals import (
 
 
 class DataDependentError(RuntimeError):
-    """The number of a tensor was asked for, and there is none."""
+    """A value of a tensor was needed that shape execution does not have."""
 
     @classmethod
-    def of_op(cls, op: str, what: str = "numbers") -> DataDependentError:
-        """Return the error of an op that needs numbers which a run by shapes has not.
+    def of_op(cls, op: str, what: str = "values") -> DataDependentError:
+        """Return the error of a data-dependent op.
 
         >>> str(DataDependentError.of_op("aten::bincount"))
-        'aten::bincount needs numbers, and this run has only shapes'
+        'aten::bincount is data-dependent: it needs values, which shape execution does not have'
         """
-        return cls(f"{op} needs {what}, and this run has only shapes")
+        return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
 class Run(Protocol):
-    """The run in which a shape tensor came to be."""
+    """The run that created a shape tensor."""
 
     def needs_value(self, name: str) -> DataDependentError:
-        """Return the error that says who asked for a number."""
+        """Return the error, after recording which op needed a value."""
 
 
 class Record(Protocol):
-    """Where the end of a storage is taken down."""
+    """A recorder of freed storages."""
 
     def freed(self, index: int) -> None:
-        """Take down that nothing refers to a storage any more."""
+        """Record that a storage was freed."""
 
 
 class StorageRef:
-    """What stands for the storage of shape tensors: views share it; `index` is its number in the record."""
+    """A reference to a storage, shared by views; `index` is its index in the Trace."""
 
     __slots__ = ("index", "run")
 
@@ -55,7 +55,7 @@ class StorageRef:
 
 
 class OwnedStorage(StorageRef):
-    """A place that the run made, whose end is taken down."""
+    """A reference to a storage that the run created; its deletion is recorded."""
 
     __slots__ = ("record",)
 
@@ -68,12 +68,12 @@ class OwnedStorage(StorageRef):
         try:
             record = self.record
         except AttributeError:
-            return  # a signal broke off its making
+            return  # a signal interrupted __init__
         record.freed(self.index)
 
 
 class ShapeStorage:
-    """The storage of a shape tensor as a program sees it: torch's own, which has no memory, but may be resized."""
+    """A shape tensor's storage as a program sees it: torch's, without memory, but resizable."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
@@ -82,21 +82,21 @@ class ShapeStorage:
         return getattr(self._storage, name)
 
     def resize_(self, nbytes: int) -> ShapeStorage:
-        """Change nothing: FSDP2 so lets go of what it has gathered, and takes it again."""
+        """Do nothing: FSDP2 frees and reallocates gathered parameters by this."""
         return self
 
 
 class ShapeTensor(torch.Tensor):
-    """A tensor without numbers: it answers for its device, and autograd works on it, but only a shape run computes.
+    """A tensor with metadata only: it reports its emulated device and supports autograd, but runs only under ShapeMode.
 
-    Outside its run, and where a number is asked for, it raises DataDependentError.
+    Outside its run, and where a value is needed, it raises DataDependentError.
     """
 
     metadata: Metadata
-    home: StorageRef
+    storage_ref: StorageRef
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # type: ignore[misc]
-        """Return a parameter: code that makes one of a parameter's own class, as accelerate does, gets it from this."""
+        """Return a parameter, for code that constructs one by a parameter's class, as accelerate does."""
         return torch.nn.Parameter(data, requires_grad)
 
     __torch_function__ = no_torch_function
@@ -106,14 +106,14 @@ class ShapeTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(kind is not cls for kind in types):
-            return NotImplemented  # a wrapper among the arguments, to which the run's mode leaves the call
+            return NotImplemented  # a wrapper subclass among the arguments, to which the run's mode defers
         for tensor in args:
-            if isinstance(tensor, ShapeTensor):  # a thread in which the run's mode is not on, whose errors may be lost
-                tensor.home.run.needs_value(str(func))
+            if isinstance(tensor, ShapeTensor):  # a thread without the run's mode, whose exceptions may be lost
+                tensor.storage_ref.run.needs_value(str(func))
                 break
         raise DataDependentError(
-            f"{func}: a tensor without numbers, left over from a run in which fvflops executed shapes only; "
-            'analyse with execution="real" if the model keeps tensors'
+            f"{func}: a shape tensor (no values), left over from shape execution by fvflops; "
+            'use execution="real" if the model keeps tensors'
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -121,31 +121,31 @@ class ShapeTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Raise DataDependentError."""
-        raise self.home.run.needs_value("Tensor.numpy")
+        raise self.storage_ref.run.needs_value("Tensor.numpy")
 
     def tolist(self) -> NoReturn:
         """Raise DataDependentError."""
-        raise self.home.run.needs_value("Tensor.tolist")
+        raise self.storage_ref.run.needs_value("Tensor.tolist")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
-        raise self.home.run.needs_value("Tensor.__array__")
+        raise self.storage_ref.run.needs_value("Tensor.__array__")
 
     def __format__(self, format_spec: str) -> NoReturn:
-        raise self.home.run.needs_value("Tensor.__format__")
+        raise self.storage_ref.run.needs_value("Tensor.__format__")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise self.home.run.needs_value("Tensor.__reduce_ex__")
+        raise self.storage_ref.run.needs_value("Tensor.__reduce_ex__")
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.clone()
 
     def untyped_storage(self) -> ShapeStorage:  # type: ignore[override]
-        """Return what stands for the tensor's memory."""
+        """Return the tensor's storage, without memory."""
         return ShapeStorage(torch.Tensor.untyped_storage(self))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device that the run answers for, which this machine need not have."""
+        """The device that the run emulates, which this machine may lack."""
         return self.metadata.device
 
     @property
@@ -159,24 +159,24 @@ class ShapeTensor(torch.Tensor):
         return self.metadata.device.type == "cpu"
 
     def get_device(self) -> int:
-        """Return the device's number, -1 for the CPU."""
+        """Return the device index, -1 for the CPU."""
         return -1 if self.metadata.device.index is None else self.metadata.device.index
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensor without its autograd history."""
+        """The tensor without autograd history."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         if not isinstance(other, ShapeTensor):
-            raise self.home.run.needs_value("Tensor.data")
+            raise self.storage_ref.run.needs_value("Tensor.data")
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.metadata, self.home = other.metadata, other.home
+        self.metadata, self.storage_ref = other.metadata, other.storage_ref
 
 
-def make(metadata: Metadata, home: StorageRef, requires_grad: bool = False) -> ShapeTensor:
-    """Return a shape tensor of some metadata that lives in a home."""
+def make(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = False) -> ShapeTensor:
+    """Return a shape tensor with this metadata and storage."""
     tensor = make_wrapper_subclass(
         ShapeTensor,
         metadata.shape,
@@ -189,11 +189,11 @@ def make(metadata: Metadata, home: StorageRef, requires_grad: bool = False) -> S
         False,
         requires_grad,
     )
-    # A kernel that takes the address, and it would be 0, gets an error instead.
+    # A kernel that takes the data pointer, which would be 0, raises instead.
     refuse_data_pointer(tensor)
     if metadata.bits:
         set_conjugate(tensor, bool(metadata.bits & 1))
         set_negative(tensor, bool(metadata.bits & 2))
     tensor.metadata = metadata
-    tensor.home = home
+    tensor.storage_ref = storage_ref
     return tensor

@@ -1,4 +1,4 @@
-"""Notice when code outside torch gets at a tensor's data: NumPy, DLPack, a pointer, a list, a pickle."""
+"""Record accesses to a tensor's data by code outside torch: NumPy, DLPack, pointer, list, pickle."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.unseen.export_patches import EXPORTS
 
 _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
-# What makes a tensor of memory that belongs to somebody else, unseen by any dispatch mode.
+# Functions that create a tensor on foreign memory, invisible to dispatch modes.
 _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
 
 
 def data_exports(recorder: Recorder) -> list[Wrapping]:
-    """Return what is to be wrapped so that a recorder's evidence of unseen work knows when data leaves torch."""
+    """Return the wrappings that record when data leaves or enters torch."""
     if recorder.unseen is None:
         return []
     return [
@@ -31,24 +31,24 @@ def data_exports(recorder: Recorder) -> list[Wrapping]:
 
 
 def _around_export(recorder: Recorder, original: Callable[..., Any], *, floats: bool = False) -> Callable[..., Any]:
-    """Wrap what gives out a tensor's data; with `floats` whole numbers, such as lengths, are no data."""
+    """Wrap a function that exports a tensor's data; with `floats` integers, such as lengths, are ignored."""
 
     def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         unseen = recorder.unseen
         is_data = not floats or tensor.is_floating_point() or tensor.is_complex()
         if unseen is not None and is_data and not recorder.paused and recorder.is_recording_thread():
-            unseen.exported(tensor, sys._getframe(1))
+            unseen.record_export(tensor, sys._getframe(1))
         return original(tensor, *args, **kwargs)
 
     return export
 
 
 def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def take_in(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def import_(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor: torch.Tensor = original(*args, **kwargs)
         unseen = recorder.unseen
         if unseen is not None and not recorder.paused and recorder.is_recording_thread():
-            unseen.imported(tensor)
+            unseen.record_import(tensor)
         return tensor
 
-    return take_in
+    return import_

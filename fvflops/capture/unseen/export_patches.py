@@ -1,4 +1,4 @@
-"""Save the elements of a tensor before they leave torch, to be written to where no dispatch mode sees it."""
+"""Save a tensor's elements before they leave torch, since writes outside it bypass dispatch modes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
-# A tensor's address is asked for to compare tensors too: of a large one, nothing is copied for that.
+# Limits in bytes. data_ptr is also called to compare tensors, which should not copy large ones.
 _LARGEST: Mapping[str, int] = {"numpy": 1 << 28, "__dlpack__": 1 << 28, "data_ptr": 1 << 20}
-# What gives a tensor's data to code outside torch.
+# Methods that expose a tensor's data to code outside torch.
 EXPORTS = {
     name: Patch(torch.Tensor, name)
     for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__", "tolist")
@@ -23,10 +23,7 @@ EXPORTS = {
 
 
 def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapping]:
-    """Return what is to be wrapped so that what existed before a run is saved when it leaves torch.
-
-    That is by `numpy`, DLPack or its address.
-    """
+    """Return the wrappings that save pre-existing tensors when they leave torch by `numpy`, DLPack or data_ptr."""
 
     thread = get_ident()
 

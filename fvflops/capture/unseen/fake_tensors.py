@@ -1,4 +1,4 @@
-"""Tell a program's own FakeTensors, which are counted, from those with which torch reasons about shapes."""
+"""Distinguish a program's FakeTensors, which are counted, from those that torch uses internally to infer shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.torch_internals import DispatchModeKey, FakeTensor, FakeTensorMode, get_dispatch_mode, pytree
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-# Parts of torch that run ops on FakeTensors of their own, to learn of shapes or to make graphs.
+# Parts of torch that run ops on their own FakeTensors, to infer shapes or trace graphs.
 _REASONERS = tuple(
     os.path.join(_TORCH, *path.split("/"))
     for path in (
@@ -25,13 +25,13 @@ _REASONERS = tuple(
 
 
 def active_fake_mode() -> FakeTensorMode | None:
-    """Return the FakeTensorMode that this thread is in."""
+    """Return the FakeTensorMode that is active in this thread."""
     mode: FakeTensorMode | None = get_dispatch_mode(DispatchModeKey.FAKE)
     return mode
 
 
 def is_reasoning(types: Sequence[type]) -> bool:
-    """Return whether a call is torch's own reasoning about shapes (DTensor's sharding rules), not the model's work."""
+    """Return whether a call is torch's own shape inference (DTensor's sharding rules), not the model's work."""
     if types and FakeTensor not in types:
         return False
     if active_fake_mode() is None:
@@ -46,19 +46,19 @@ def is_reasoning(types: Sequence[type]) -> bool:
 
 
 def find_fake_mode(tensors: Iterable[torch.Tensor]) -> FakeTensorMode | None:
-    """Return the FakeTensorMode that tensors belong to, or that this thread is in; None where none are fake."""
+    """Return the FakeTensorMode of tensors, or the one active in this thread, or None."""
     modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
     return modes[0] if modes else active_fake_mode()
 
 
 @contextmanager
 def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
-    """Run on FakeTensors for as long as the context lasts; the nested values are given back as such."""
+    """Run on FakeTensors while the context lasts; yield the nested values converted."""
     if mode is None:
         yield values
         return
     before = mode.allow_non_fake_inputs
-    mode.allow_non_fake_inputs = True  # constants of the model
+    mode.allow_non_fake_inputs = True  # for constants of the model
     try:
         with ExitStack() as stack:
             if active_fake_mode() is None:
@@ -72,6 +72,6 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
         mode.allow_non_fake_inputs = before
 
 
-def holds_fakes(values: Any) -> bool:
-    """Return whether nested values hold FakeTensors."""
+def contains_fakes(values: Any) -> bool:
+    """Return whether nested values contain FakeTensors."""
     return any(isinstance(tensor, FakeTensor) for tensor in tensors_of(values))

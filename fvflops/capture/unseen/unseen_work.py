@@ -1,11 +1,11 @@
-"""Detect work that never reaches the dispatcher, by the evidence that it leaves in tensors.
+"""Detect work that bypasses the dispatcher, by its traces in tensors.
 
-Kernels that are called by pointer (ctypes, pybind11), NumPy and other processes compute without an op call. What they
-put out is found where a recorded op, or a module's result, reads
+Kernels called by pointer (ctypes, pybind11), NumPy and other processes compute without op calls. Their results are
+detected where a recorded op, or a module's result, reads
 
 - memory that an op such as `aten::empty` left uninitialised and no recorded op wrote to;
-- a tensor that no recorded op made and that came and went during the run, or came after data had left torch;
-- contents that differ from what the last recorded op left there.
+- a tensor that no recorded op created and that was created and freed during the run, or created after data left torch;
+- contents that differ from those after the last recorded op.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fvflops.paths import PACKAGE
 from fvflops.torch_internals import StorageBase, current_autograd_node, peek_interpreter
 from fvflops.trace import Region, Signature, TensorSpec
 
-# Ops whose result is memory as it was found.
+# Ops that return uninitialised memory.
 UNINITIALISED = frozenset(
     f"aten::{name}"
     for name in (
@@ -35,7 +35,7 @@ UNINITIALISED = frozenset(
         *("new_empty", "new_empty_strided", "empty_quantized", "_empty_affine_quantized"),
     )
 )
-# Ops that ask a tensor for its shape or dtype only. Views do too.
+# Ops that use an argument's shape or dtype only. So do views.
 _READ_NO_CONTENTS = frozenset(
     f"aten::{name}"
     for name in (
@@ -52,7 +52,7 @@ _READ_NO_CONTENTS = frozenset(
         *("lift_fresh", "record_stream", "_has_compatible_shallow_copy_type"),
     )
 )
-# Ops whose result holds what their argument holds.
+# Ops whose result has their argument's contents.
 _COPIES = frozenset(
     f"aten::{name}"
     for name in (
@@ -60,12 +60,12 @@ _COPIES = frozenset(
         *("cpu", "cuda", "pin_memory", "view_as_real", "view_as_complex"),
     )
 )
-# Ops that make a tensor of memory which they are handed.
+# Ops that create a tensor on given memory.
 _TAKES_MEMORY = "aten::set_.source_Storage"
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-# Of a storage's contents so many bytes are compared, at its beginning and in its middle.
+# Bytes compared of a storage's contents, at its start and at its middle.
 _SAMPLE = 64
-# torch's own, whatever is put around it.
+# torch's method, unwrapped.
 _address_of: Any = StorageBase.data_ptr
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = str(PACKAGE) + os.sep
@@ -74,7 +74,7 @@ _CALLS_OTHERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 
 
 class _Site(NamedTuple):
-    """Where work is charged to: a stack, a phase and a line of source."""
+    """Where work is attributed: stack, phase and source line."""
 
     stack: int
     phase: str
@@ -82,12 +82,12 @@ class _Site(NamedTuple):
 
 
 class Run(Protocol):
-    """What unseen work needs from the recorder of a run."""
+    """The recorder's methods used here."""
 
     storages: list[tuple[Any, ...]]
 
     def thread_state(self) -> ThreadState: ...
-    def place(self) -> tuple[int, str]: ...
+    def stack_and_phase(self) -> tuple[int, str]: ...
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int: ...
     def storages_of(self, values: Any) -> tuple[int, ...]: ...
     def innermost_region(self, stack: int) -> Region: ...
@@ -95,66 +95,66 @@ class Run(Protocol):
 
 
 class UnseenWork:
-    """The evidence of unseen work in one run, reported to its recorder as op calls.
+    """Evidence of unseen work in one run, reported to the recorder as op calls.
 
-    Such a call is named `prim::PythonOp.NAME` in the forward pass of an autograd.Function and `unseen::FUNCTION`
-    elsewhere; its output is the tensor that came out, its source the line. `numbers` says that tensors hold theirs, so
-    that contents can be compared; that is done of strided tensors in the CPU's memory. In shape execution (`is_real`
-    false) no kernel can get at memory, and only what is made of small integer tensors is inspected.
+    Such a call is named `prim::PythonOp.NAME` in the forward of an autograd.Function and `unseen::FUNCTION` elsewhere;
+    its output is the tensor found, its source the line. `has_values`: tensors have values, so that contents can be
+    compared, which is done for strided tensors in CPU memory. In shape execution (`is_real` false) kernels have no
+    memory to access, and only results of small integer tensors are checked.
     """
 
-    def __init__(self, recorder: Run, *, is_real: bool = True, numbers: bool = True) -> None:
+    def __init__(self, recorder: Run, *, is_real: bool = True, has_values: bool = True) -> None:
         self.is_real = is_real
         self._recorder = recorder
-        self._numbers = numbers
-        # Whether data of the run left torch: what is made afterwards of nothing may be made of that.
-        self._has_left = False
+        self._has_values = has_values
+        # Whether data of the run has left torch: new tensors may then be results computed from it.
+        self._was_exported = False
         self._exports: dict[int, _Site] = {}
-        # Tensors that no recorded op made: a constant outlives the run, what was computed in it does not.
+        # Tensors that no recorded op created: a constant outlives the run, a result does not.
         self._suspects: dict[int, tuple[_Site, TensorSpec]] = {}
         self._uninitialised: dict[int, _Site] = {}
-        # What was in memory that is uninitialised: where that is not written to, nobody worked.
+        # Contents of uninitialised memory: if unchanged, nothing was computed there.
         self._garbage: dict[int, bytes | None] = {}
         self._has_subclasses = False
-        # By address: the storage's number and a sample of its contents.
+        # By address: the storage's index and a sample of its contents.
         self._contents: dict[int, tuple[int, bytes]] = {}
         self._is_lifting = False
-        # Whether an op runs just now: what its kernel does, in Python too, is that op's.
+        # Whether an op is running: what its kernel does, even in Python, belongs to it.
         self.in_op = False
-        # The function whose arguments or results are inspected.
+        # The function whose arguments or results are checked.
         self._owner: Any = None
 
-    def met_subclass(self) -> None:
-        """Note that the run works on tensors of a subclass, in which others may be that existed before."""
+    def record_subclass(self) -> None:
+        """Record that tensor subclasses are in use, which may contain pre-existing tensors."""
         self._has_subclasses = True
         self._suspects.clear()
 
-    def exported(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
-        """Note that code outside torch got at a tensor's data; `frame` is that of the code which asked for it."""
+    def record_export(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
+        """Record an access to a tensor's data from outside torch; `frame` is that of the accessing code."""
         if self.in_op or tensor.numel() < 2 or frame is None or not self._is_inside():
             return
         path = frame.f_code.co_filename
         if path.startswith((_TORCH, _PACKAGE)) and not path.startswith(_ZOO):
             return
-        self._has_left = True
+        self._was_exported = True
         for plain, _ in _with_storages(tensor):
             self._check_contents(plain)
             self._exports[self._index(plain)] = self._site(find_source_line(frame))
 
-    def imported(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor was made of somebody else's memory, which may be a constant."""
+    def record_import(self, tensor: torch.Tensor) -> None:
+        """Record a tensor created on foreign memory, which may be a constant."""
         self._is_lifting = True
         self._index(tensor)
         self._is_lifting = False
 
-    def appeared(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
-        """Look at a tensor that no recorded op made, when it is seen for the first time."""
+    def check_new(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
+        """Check a tensor that no recorded op created, when first seen."""
         if self.in_op or type(tensor) not in _PLAIN_TENSORS:
             return
         self._contents.pop(_address(storage), None)
         if tensor.numel() < 2 or not self._is_inside() or peek_interpreter() is not None:
             return
-        if not self._has_left and (self._is_lifting or not self.is_real or self._has_subclasses):
+        if not self._was_exported and (self._is_lifting or not self.is_real or self._has_subclasses):
             return  # a constant
         site = self._site(None if self._owner is None else source_line_of(self._owner))
         if self._is_lifting:
@@ -163,10 +163,10 @@ class UnseenWork:
             self._suspects[index] = site, describe_tensor(tensor)
 
     def before(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[int]) -> None:
-        """Look at what an op call reads."""
+        """Check what an op call reads."""
         if self._uninitialised and not self._uninitialised.keys().isdisjoint(reads):
             self._check_initialised(schema, args, kwargs)
-        if self._numbers:
+        if self._has_values:
             for value in args:
                 kind = type(value)
                 if kind in _PLAIN_TENSORS:
@@ -189,10 +189,10 @@ class UnseenWork:
         result: Any,
         writes: Sequence[int],
     ) -> None:
-        """Note what an op call wrote."""
+        """Record what an op call wrote."""
         site = None
         if schema.name in UNINITIALISED:
-            site = None if _is_torchs_own(sys._getframe(1)) else self._site()
+            site = None if _is_called_by_torch(sys._getframe(1)) else self._site()
         elif self._uninitialised and schema.name in _COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
         if schema.name in UNINITIALISED and site is None:
@@ -200,48 +200,48 @@ class UnseenWork:
                 self._contents.pop(_address(storage), None)
         elif site is not None:
             self._uninitialised.update((index, site) for index in writes)
-            for tensor, storage in _with_storages(result) if self._numbers else ():
+            for tensor, storage in _with_storages(result) if self._has_values else ():
                 index = self._index(tensor)
                 self._garbage[index] = self._sample(storage, index)
         elif schema.name.startswith(_TAKES_MEMORY):
             for tensor, storage in _with_storages(result):
-                self.appeared(tensor, storage, self._index(tensor))
-        elif self._numbers:
+                self.check_new(tensor, storage, self._index(tensor))
+        elif self._has_values:
             if writes and not (len(writes) == 1 and writes[0] in reads and not schema.written):
                 self._note_contents(result)
             if writes_to_arguments(schema):
                 self._note_contents(tuple(written_arguments(schema, args, kwargs)))
 
-    def wrote(self, values: Any) -> None:
-        """Note that tensors were written to by what is recorded by a name of its own."""
+    def record_write(self, values: Any) -> None:
+        """Record that a call recorded by its own name wrote to tensors."""
         for tensor, _ in _with_storages(values):
             self._uninitialised.pop(self._index(tensor), None)
-        if self._numbers:
+        if self._has_values:
             self._note_contents(values)
 
-    def lifting(self, is_lifting: bool) -> None:
-        """Note that the next op call takes in a constant, such as `torch.tensor([1, 2])`, or that it is over."""
+    def set_lifting(self, is_lifting: bool) -> None:
+        """Mark begin or end of an op call that creates a constant, such as `torch.tensor([1, 2])`."""
         self._is_lifting = is_lifting
 
     def enter(self, values: Any) -> None:
-        """Look at what goes into a module or a function."""
+        """Check the arguments of a module or function."""
         if self.in_op:
             return
         if not self._is_inside():
-            self.forget_contents()  # what a program does between two calls of its model is no work of the model
+            self.forget_contents()  # work of the program between two calls of its model is not the model's
             self._recorder.storages_of(tensors_of(values))
             if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
-                self.met_subclass()
-        elif self._numbers or self._uninitialised:
+                self.record_subclass()
+        elif self._has_values or self._uninitialised:
             self._check_values(values, None)
 
     def leave(self, values: Any, owner: Any) -> None:
-        """Look at what comes out of a module or a function, which is still open; `owner` is that."""
-        if not self.in_op and (self._numbers or self._uninitialised or self._has_left):
+        """Check the results of a module or function `owner`, whose region is still open."""
+        if not self.in_op and (self._has_values or self._uninitialised or self._was_exported):
             self._check_values(values, owner)
 
     def freed(self, index: int) -> None:
-        """Forget a storage that is no more."""
+        """Drop a freed storage."""
         suspect = self._suspects.pop(index, None)
         if suspect is not None:
             self._report(*suspect, index)
@@ -250,19 +250,19 @@ class UnseenWork:
         self._exports.pop(index, None)
 
     def forget_contents(self) -> None:
-        """Forget what tensors hold: something ran that is not to be recorded."""
+        """Drop all samples of contents, after work that is not recorded."""
         self._contents.clear()
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
-            self.met_subclass()
+            self.record_subclass()
         self._owner = owner
         is_final = (
             owner is not None and len(self._recorder.thread_state().opened) == 1
         )  # the model's result is read outside
         for tensor, _ in _with_storages(values):
             index = self._index(tensor)
-            # What a module passes on as it came is yet to be written to.
+            # Uninitialised memory that a module passes through may be written later.
             if index in self._uninitialised and owner is not None and (is_final or index in self._exports):
                 self._report_uninitialised(tensor, index)
             self._check_contents(tensor)
@@ -283,18 +283,18 @@ class UnseenWork:
 
     def _report_uninitialised(self, tensor: torch.Tensor, index: int) -> None:
         site = self._uninitialised.pop(index)
-        found = self._sample(tensor.untyped_storage(), index) if self._numbers else None
+        found = self._sample(tensor.untyped_storage(), index) if self._has_values else None
         is_unchanged = found is not None and found == self._garbage.get(index) and index not in self._exports
         if tensor.numel() and not is_unchanged:
             self._report(self._exports.get(index, site), describe_tensor(tensor), index)
 
     def _check_contents(self, tensor: torch.Tensor) -> None:
-        """Report a tensor whose contents are not those that the last recorded op left."""
-        if not self._numbers:
+        """Report a tensor whose contents differ from those after the last recorded op."""
+        if not self._has_values:
             return
         try:
             storage = tensor.untyped_storage()
-        except RuntimeError:  # sparse, or one of torch.func's
+        except RuntimeError:  # sparse or functorch
             return
         recorder = self._recorder
         index = self._index(tensor)
@@ -306,7 +306,7 @@ class UnseenWork:
         self._contents[address] = index, sample
         if known is None or known[1] == sample or not self._is_inside():
             return
-        # Two storages at one address are one array that was taken in twice, or the later of two.
+        # Two storages at one address are one array imported twice, or the address was reused.
         if known[0] != index and "op" in (recorder.storages[known[0]][2], recorder.storages[index][2]):
             return
         site = self._exports.get(index)
@@ -335,34 +335,34 @@ class UnseenWork:
         return self._recorder.storage_of(tensor, "outside")
 
     def _is_inside(self) -> bool:
-        """Return whether what runs now belongs to a call of the model, or to the backward pass of one."""
+        """Return whether the current code is inside a call of the model, or its backward pass."""
         return bool(self._recorder.thread_state().opened) or current_autograd_node() is not None
 
     def _site(self, source: SourceLine | None = None) -> _Site:
-        stack, phase = self._recorder.place()
+        stack, phase = self._recorder.stack_and_phase()
         return _Site(stack, phase, find_source_line(sys._getframe(2)) if source is None else source)
 
     def _report(self, site: _Site, output: TensorSpec, index: int) -> None:
         recorder = self._recorder
-        around = recorder.innermost_region(site.stack)
-        if around.kind == "function" and site.phase != "backward":
-            name = f"prim::PythonOp.{around.name}"
+        innermost = recorder.innermost_region(site.stack)
+        if innermost.kind == "function" and site.phase != "backward":
+            name = f"prim::PythonOp.{innermost.name}"
         else:
-            name = f"unseen::{_function_name(site, around)}"
+            name = f"unseen::{_function_name(site, innermost)}"
         signature = Signature(name, (), (), (output,), f"{name}(...) -> Tensor", site.source.line)
         recorder.append_unseen(signature, site.stack, site.phase, index)
 
 
-def _function_name(site: _Site, around: Region) -> str:
-    if around.kind == "function":
-        return f"{around.name}.backward"
-    return site.source.function or around.name or "work"
+def _function_name(site: _Site, innermost: Region) -> str:
+    if innermost.kind == "function":
+        return f"{innermost.name}.backward"
+    return site.source.function or innermost.name or "work"
 
 
-def _is_torchs_own(frame: FrameType | None) -> bool:
-    """Return whether a function of torch's called what runs: some of its kernels in C++ fill memory by pointer.
+def _is_called_by_torch(frame: FrameType | None) -> bool:
+    """Return whether torch's own code made the call: some of its C++ kernels (`_pad_packed_sequence`) write by pointer.
 
-    That is `_pad_packed_sequence`, say. Others' kernels are called by torch.ops and by the backward engine too.
+    Custom kernels are called through torch.ops and by the backward engine too.
     """
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -375,19 +375,19 @@ def _is_torchs_own(frame: FrameType | None) -> bool:
 
 
 def _with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
-    """Yield the plain tensors in nested values, with the memory that they stand for."""
+    """Yield the plain strided tensors in nested values with their storages."""
     for tensor in tensors_of(values):
         if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
             try:
                 storage = tensor.untyped_storage()
-            except RuntimeError:  # one of torch.func's has none
+            except RuntimeError:  # functorch tensors have none
                 continue
             yield tensor, storage
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage, 0 where it has no memory."""
+    """Return a storage's address, 0 without memory."""
     try:
         return _address_of(storage)
-    except RuntimeError:  # that of a wrapper
+    except RuntimeError:  # a wrapper subclass's
         return 0

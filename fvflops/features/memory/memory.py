@@ -13,7 +13,7 @@ from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Weigh, recording_lock, suspend_outer_recordings
+from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.workspaces import OWN_KERNELS
@@ -78,7 +78,7 @@ def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
     return record_again(analysis, _STOPS) if trace is None else trace
 
 
-def _record_without_gradients(run: ModelRun, weigh: Weigh) -> Trace | None:
+def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Trace | None:
     """Return the trace of a forward pass under no_grad by shapes, or None where that cannot be had.
 
     Below autograd, where forward passes are counted, some composite ops choose other kernels than here: linear looks
@@ -88,10 +88,12 @@ def _record_without_gradients(run: ModelRun, weigh: Weigh) -> Trace | None:
     if not isinstance(model, nn.Module):
         return None
     args, kwargs = run.arguments()
-    session = Session(model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, weigh=weigh)
+    session = Session(
+        model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
+    )
     held, complete = ContainerSnapshot(), False
     with deferred():
-        held.watch((args, kwargs), objects=True)
+        held.snapshot((args, kwargs), objects=True)
         try:
             with recording_lock(), suspend_outer_recordings(), gc_paused():
                 session.start()

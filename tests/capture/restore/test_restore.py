@@ -393,7 +393,7 @@ def test_a_list_in_which_a_hook_counts_is_the_programs_own():
 
 
 def test_a_generator_that_keeps_tensors_is_named(caplog):
-    """A generator cannot be turned back: the line says what keeps tensors without numbers."""
+    """A generator cannot be turned back: the line says what refers to shape tensors."""
 
     def add_up():
         total = None
@@ -413,7 +413,7 @@ def test_a_generator_that_keeps_tensors_is_named(caplog):
 
     record_call(Net(), (torch.ones(1, 4),), execution="shapes")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fvflops"]
-    assert line.startswith("tensors without numbers are still kept by") and "Net.adding (the generator" in line
+    assert line.startswith("shape tensors (no values) are still referenced by") and "Net.adding (the generator" in line
 
 
 @pytest.mark.parametrize("execution", ["auto", "real"])

@@ -224,9 +224,9 @@ def test_lbfgs_is_recorded_for_real_and_refused_by_shapes():
         "optimizer": 0,
     }
     assert run.by_parameter_group().keys() == {"LBFGS 0"}
-    with pytest.raises(ValueError, match=r"LBFGS steps by a closure.*fvflops\.record"):
+    with pytest.raises(ValueError, match=r"LBFGS\.step needs a closure.*fvflops\.record"):
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.LBFGS).total()
-    with pytest.raises(TypeError, match="made None"):
+    with pytest.raises(TypeError, match="returned None"):
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=lambda parameters: None).total()
     with pytest.raises(ExecutionError, match=r"_local_scalar_dense.*assume="):
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.Adafactor).total()

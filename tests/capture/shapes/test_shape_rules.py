@@ -662,7 +662,7 @@ CHOOSY = (
 def test_a_size_is_assumed(choose, name, given, shape):
     args = (floats(4, 5),)
     doubled = lambda x: choose(x * 2)  # noqa: E731
-    with pytest.raises(ExecutionError, match=r"needs numbers"):
+    with pytest.raises(ExecutionError, match=r"needs values"):
         run(doubled, args, {}, "shapes")
     _, results = run(doubled, args, {}, "shapes", assume={name: given})
     assert results[0][0] == shape
@@ -745,14 +745,14 @@ def test_only_ops_whose_result_depends_on_numbers_need_them():
 @pytest.mark.parametrize(
     ("assume", "message"),
     [
-        ({"aten::nonzer": 3}, "'aten::nonzer' is no op whose result can be assumed; did you mean 'aten::nonzero'?"),
-        ({"aten::mm": 3}, "'aten::mm' is no op whose result can be assumed"),
-        ({3: 3}, "3 is no op whose result can be assumed"),
+        ({"aten::nonzer": 3}, "'aten::nonzer' is not an op whose result can be assumed; did you mean 'aten::nonzero'?"),
+        ({"aten::mm": 3}, "'aten::mm' is not an op whose result can be assumed"),
+        ({3: 3}, "3 is not an op whose result can be assumed"),
         ({"aten::nonzero": -1}, "a size is not negative"),
-        ({"aten::nonzero": 1.5}, "a share lies between 0.0 and 1.0"),
-        ({"aten::nonzero": float("nan")}, "a share lies between 0.0 and 1.0"),
-        ({"aten::nonzero": True}, "give a whole number of results"),
-        ({"aten::nonzero": "many"}, "give a whole number of results"),
+        ({"aten::nonzero": 1.5}, "a fraction is between 0.0 and 1.0"),
+        ({"aten::nonzero": float("nan")}, "a fraction is between 0.0 and 1.0"),
+        ({"aten::nonzero": True}, "give a number of results"),
+        ({"aten::nonzero": "many"}, "give a number of results"),
         ({"aten::equal": 3}, "the op's result is True or False"),
         ({"aten::item": "3"}, "the op's result is a number"),
     ],
@@ -982,6 +982,6 @@ def test_the_size_of_where_can_be_given(given: float, rows: int) -> None:
 def test_where_of_three_has_no_size_to_give() -> None:
     with pytest.raises(ExecutionError, match=r"assume=\{'aten::where': \.\.\.\}"):
         FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes").total()
-    with pytest.raises(ValueError, match=r"'aten::where.self' is no op .* did you mean 'aten::where'"):
+    with pytest.raises(ValueError, match=r"'aten::where.self' is not an op .* did you mean 'aten::where'"):
         FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where.self": 3}).total()
     assert FlopCountAnalysis(Where(), torch.ones(5, 4)).macs() == 5 * 16

@@ -765,7 +765,7 @@ def test_the_analysis_says_it_too(log: pytest.LogCaptureFixture):
     flops = FlopCountAnalysis(model, x)
     assert flops.total() == flops.total("0") + flops.total("2") == 2 * 4 * 4 + 2 * 4 * 3
     flops.by_operator()
-    assert len([line for line in logged(log) if "run for real" in line]) == 1
+    assert len([line for line in logged(log) if "used real execution" in line]) == 1
     assert FlopCountAnalysis(model, x, execution="real").by_module_and_operator() == flops.by_module_and_operator()
     with pytest.raises(ExecutionError):
         FlopCountAnalysis(model, x, execution="shapes").total()

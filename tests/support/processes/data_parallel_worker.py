@@ -23,8 +23,8 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 }
 # What needs all ranks in its first step, which is not to be counted then.
 REFUSED = {
-    "static graph": r"static_graph=True.*make one before",
-    "replicate": r"replicate\(model\) does in the first forward pass: make one before",
+    "static graph": r"static_graph=True.*run one before",
+    "replicate": r"replicate\(model\) does in the first forward pass: run one before",
 }
 
 

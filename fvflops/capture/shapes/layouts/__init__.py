@@ -1,1 +1,1 @@
-"""Strides of results, where the kernels' differ from torch's shape rules."""
+"""Strides of results, where kernels differ from torch's shape rules."""

@@ -1,4 +1,4 @@
-"""The rules of convolutions that one library or one kernel makes: the result is that of `aten::convolution`."""
+"""Shape rules of backend-specific convolutions, in terms of `aten::convolution`, and their memory formats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Ints = Sequence[int]
 
 
 class _Probe(torch.Tensor):
-    """A tensor without memory that says it is on the CPU, for torch to choose a convolution's kernel by."""
+    """A tensor without memory that claims to be on the CPU, by which torch selects a convolution backend."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func}: a probe has no numbers")
+        raise NotImplementedError(f"{func}: a probe has no values")
 
 
 def _probe(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def format_on_cpu(
     output_padding: _Ints,
     groups: int,
 ) -> torch.memory_format:
-    """Return the memory format in which the kernel that the CPU takes for a convolution leaves its result."""
+    """Return the memory format of a convolution's result from the kernel that the CPU selects."""
     probes = _probe(input), _probe(weight)
     backend = select_convolution_backend(
         input=probes[0],
@@ -57,7 +57,7 @@ def format_on_cpu(
 
 
 def format_on_cuda(input: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.memory_format:
-    """Return the memory format in which cuDNN leaves a convolution's result: that of the input or of the weight."""
+    """Return the memory format of a convolution's result from cuDNN: that of the input or of the weight."""
     if torch.float64 in (input.dtype, weight.dtype):
         return torch.contiguous_format
     formats = {suggested(input), suggested(weight)} - {torch.contiguous_format}
@@ -76,9 +76,9 @@ def convolve_in(
     output_padding: _Ints,
     groups: int,
 ) -> torch.Tensor:
-    """Return the result of `aten::convolution` in the memory format that its kernel leaves it in.
+    """Return the result of `aten::convolution` in its kernel's memory format.
 
-    A convolution over one dimension is made as one over two, of an input that is first made contiguous.
+    A 1D convolution runs as a 2D one, on an input made contiguous first.
     """
     rest = (stride, padding, dilation, transposed, output_padding, groups)
     result = torch.ops.aten.convolution(input, weight, bias, *rest)
@@ -108,14 +108,14 @@ def convolve(
     )
 
 
-def by_library(
+def backend_convolution(
     self: torch.Tensor, weight: torch.Tensor, padding: _Ints, stride: _Ints, dilation: _Ints, groups: int, *_: Any
 ) -> torch.Tensor:
     """Return the result of `cudnn_convolution`."""
     return convolve(self, weight, stride, padding, dilation, groups)
 
 
-def by_library_with_bias(
+def backend_convolution_with_bias(
     self: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -129,7 +129,7 @@ def by_library_with_bias(
     return convolve(self, weight, stride, padding, dilation, groups)
 
 
-def transposed_by_library(
+def backend_convolution_transpose(
     self: torch.Tensor,
     weight: torch.Tensor,
     padding: _Ints,
@@ -143,11 +143,11 @@ def transposed_by_library(
     return convolve(self, weight, stride, padding, dilation, groups, transposed=True, output_padding=output_padding)
 
 
-def transposed_with_bias(
+def backend_convolution_transpose_with_bias(
     self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any
 ) -> torch.Tensor:
     """Return the result of `miopen_convolution_transpose`."""
-    return transposed_by_library(self, weight, *rest)
+    return backend_convolution_transpose(self, weight, *rest)
 
 
 def then_relu(
@@ -170,7 +170,7 @@ def add_then_relu(
     return then_relu(self, weight, bias, *rest)
 
 
-def slowly(
+def slow_convolution(
     self: torch.Tensor,
     weight: torch.Tensor,
     kernel_size: _Ints,
@@ -179,14 +179,14 @@ def slowly(
     padding: _Ints = (0,),
     dilation: _Ints = (1,),
 ) -> torch.Tensor:
-    """Return the result of the kernels that unfold the input, grouped or not."""
+    """Return the result of the kernels that unfold the input (slow and depthwise), with groups or without."""
     rank = len(kernel_size)
     groups = self.shape[-rank - 1] // weight.shape[1]
     stride, padding, dilation = (_spread(item, rank) for item in (stride, padding, dilation))
     return convolve(self, weight, stride, padding, dilation, groups)
 
 
-def slowly_transposed(
+def slow_convolution_transpose(
     self: torch.Tensor,
     weight: torch.Tensor,
     kernel_size: _Ints,
@@ -196,7 +196,7 @@ def slowly_transposed(
     output_padding: _Ints = (0,),
     dilation: _Ints = (1,),
 ) -> torch.Tensor:
-    """Return the result of the kernels that fold the input."""
+    """Return the result of the transposed kernels that fold columns (slow_conv_transpose)."""
     rank = len(kernel_size)
     stride, padding, dilation, more = (_spread(item, rank) for item in (stride, padding, dilation, output_padding))
     return convolve(self, weight, stride, padding, dilation, transposed=True, output_padding=more)
@@ -206,7 +206,7 @@ def _spread(sizes: _Ints, rank: int) -> list[int]:
     return list(sizes) * rank if len(sizes) == 1 else list(sizes)
 
 
-def go_back_in(
+def convolution_backward_in(
     choose: Callable[..., torch.memory_format],
     grad_output: torch.Tensor,
     input: torch.Tensor,
@@ -214,13 +214,13 @@ def go_back_in(
     bias_sizes: _Ints | None,
     *rest: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of input, weight and bias, in the memory format that the kernel leaves them in."""
+    """Return the gradients of input, weight and bias, in their kernel's memory format."""
     grads = torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, *rest)
     stride, padding, dilation, transposed, output_padding, groups, _ = rest
     flat = input.ndim == weight.ndim == 3
     if flat:
         wide = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups)
-        # torch makes what it convolves in one dimension contiguous first.
+        # torch makes the input of a 1D convolution contiguous first.
         chosen = choose(input.contiguous().unsqueeze(2), weight.unsqueeze(2), bias_sizes, *wide)
     else:
         chosen = choose(input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups)
@@ -234,30 +234,30 @@ def go_back_in(
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "aten::_conv_depthwise2d": slowly,
-    "aten::_mps_convolution": by_library_with_bias,
-    "aten::_slow_conv2d_forward": slowly,
-    "aten::conv_depthwise3d": slowly,
+    "aten::_conv_depthwise2d": slow_convolution,
+    "aten::_mps_convolution": backend_convolution_with_bias,
+    "aten::_slow_conv2d_forward": slow_convolution,
+    "aten::conv_depthwise3d": slow_convolution,
     "aten::_convolution": lambda *args: convolve_in(format_on_cuda, *args[:9]),
     "aten::convolution": partial(convolve_in, format_on_cuda),
-    "aten::convolution_backward": partial(go_back_in, format_on_cuda),
-    "aten::cudnn_convolution": by_library,
+    "aten::convolution_backward": partial(convolution_backward_in, format_on_cuda),
+    "aten::cudnn_convolution": backend_convolution,
     "aten::cudnn_convolution_add_relu": add_then_relu,
     "aten::cudnn_convolution_relu": then_relu,
-    "aten::cudnn_convolution_transpose": transposed_by_library,
-    "aten::miopen_convolution": by_library_with_bias,
+    "aten::cudnn_convolution_transpose": backend_convolution_transpose,
+    "aten::miopen_convolution": backend_convolution_with_bias,
     "aten::miopen_convolution_add_relu": add_then_relu,
     "aten::miopen_convolution_relu": then_relu,
-    "aten::miopen_convolution_transpose": transposed_with_bias,
-    "aten::miopen_depthwise_convolution": by_library_with_bias,
-    "aten::slow_conv3d_forward": slowly,
-    "aten::slow_conv_dilated2d": slowly,
-    "aten::slow_conv_dilated3d": slowly,
-    "aten::slow_conv_transpose3d": slowly_transposed,
+    "aten::miopen_convolution_transpose": backend_convolution_transpose_with_bias,
+    "aten::miopen_depthwise_convolution": backend_convolution_with_bias,
+    "aten::slow_conv3d_forward": slow_convolution,
+    "aten::slow_conv_dilated2d": slow_convolution,
+    "aten::slow_conv_dilated3d": slow_convolution,
+    "aten::slow_conv_transpose3d": slow_convolution_transpose,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_convolution": lambda *args: convolve_in(format_on_cpu, *args[:9]),
     "aten::convolution": partial(convolve_in, format_on_cpu),
-    "aten::convolution_backward": partial(go_back_in, format_on_cpu),
+    "aten::convolution_backward": partial(convolution_backward_in, format_on_cpu),
 }

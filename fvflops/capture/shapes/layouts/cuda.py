@@ -1,4 +1,4 @@
-"""The rules of ops whose results are others on CUDA than torch's shape rules say, or than the CPU gives."""
+"""Shape rules for CUDA, where results differ from torch's shape rules or from the CPU."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result, and a buffer that only the CPU's kernel fills."""
+    """Return the result, and a buffer that is empty on CUDA."""
     return torch.empty_like(self), self.new_empty(0)
 
 
 def uses_cudnn_for_ctc(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int
 ) -> bool:
-    """Return whether cuDNN computes a CTC loss; DataDependentError where the lengths and devices decide."""
+    """Return False, or raise DataDependentError where cuDNN's choice depends on the sequence lengths."""
     fits = blank == 0 and targets.ndim == 1 and log_probs.dtype is torch.float32 and targets.dtype is torch.int32
     if fits and torch.backends.cudnn.enabled:
-        raise DataDependentError("aten::_use_cudnn_ctc_loss needs the lengths, and this run has only shapes")
+        raise DataDependentError.of_op("aten::_use_cudnn_ctc_loss", "sequence lengths")
     return False
 
 
@@ -37,9 +37,9 @@ def recurrent(
     weight_buf: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the outputs, the last states and cells, the reserve, of which cuDNN alone knows the size, and the weights.
+    """Return outputs, last states and cells, reserve (its size is known to cuDNN only) and the weight buffer.
 
-    These lie together, with room for biases whether there are any or not, where they did not already.
+    Unless given, the buffer is allocated for all weights, with space for biases whether there are any or not.
     """
     *found, _ = torch.ops.aten._cudnn_rnn(input, weight, weight_stride0, weight_buf, *rest)
     if weight_buf is None:
@@ -58,7 +58,7 @@ def recurrent_backward(
     cx: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor]]:
-    """Return the gradients of input, states and cells, asked for or not, and those of the weights if asked for."""
+    """Return the gradients of input, states and cells, requested or not, and those of the weights if requested."""
     batch_first, packed, mask = rest[8], bool(rest[12]), rest[-1]
     swapped = batch_first and not packed
     of_input = torch.empty_like(input.transpose(0, 1) if swapped else input, memory_format=torch.contiguous_format)
@@ -66,7 +66,7 @@ def recurrent_backward(
         of_input.transpose(0, 1) if swapped else of_input,
         torch.empty_like(hx, memory_format=torch.contiguous_format),
         None if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format),
-        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors would fit no list
+        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors are invalid list items
     )
 
 

@@ -1,6 +1,6 @@
-"""The strides of elementwise results: what torch's TensorIterator, which all such kernels use, allocates.
+"""Strides of elementwise results, as allocated by TensorIterator, which all such kernels use.
 
-torch's own rules for the meta device imitate it, and differ for broadcast operands and in sizes of 0 and 1.
+torch's own meta rules imitate it, but differ for broadcast operands and for sizes of 0 and 1.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
-# The operand that a Python number becomes.
+# The operand that stands for a Python scalar.
 SCALAR = torch.empty((), device=_META)
 
 
 def iterate(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Return the result that an elementwise kernel allocates for operands that are broadcast together.
+    """Return the result that an elementwise kernel allocates for broadcast operands.
 
     >>> flipped = torch.empty(5, 4, device="meta").t()
     >>> iterate([flipped, torch.empty(1, 5, device="meta")], torch.float32).stride()
@@ -42,7 +42,7 @@ def iterate(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tenso
 
 
 def _common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape that others are broadcast to; torch.broadcast_shapes imports its compiler's symbols."""
+    """Return the broadcast shape; torch.broadcast_shapes would import the compiler's symbolic shapes."""
     whole: list[int] = []
     for shape in shapes:
         whole = [1] * (len(shape) - len(whole)) + whole
@@ -55,7 +55,7 @@ def _common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _of_one_shape(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the result where all operands lie in memory alike, whatever the strides over sizes of 1."""
+    """Return the result if all operands have one layout, ignoring strides of dimensions of size 1."""
     first = operands[0]
     if all(operand.is_contiguous() for operand in operands):
         return torch.empty(first.shape, dtype=dtype, device=_META)
@@ -67,7 +67,7 @@ def _of_one_shape(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements fill its memory, each at a place of its own."""
+    """Return whether a tensor is non-overlapping and dense."""
     step = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
         if size > 1:
@@ -78,7 +78,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Return an operand's strides in the shape of the result, 0 where it is repeated."""
+    """Return an operand's strides in the broadcast shape, 0 where it is expanded."""
     own = [
         0 if size == 1 and size != whole else stride
         for size, stride, whole in zip(operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True)
@@ -87,7 +87,7 @@ def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """Return the dimensions of the result in the order of their strides, the first operand deciding where it can."""
+    """Return the dimensions ordered by stride, innermost first; earlier operands take precedence."""
     order = list(reversed(range(len(shape))))
 
     def compare(dim0: int, dim1: int) -> int:
@@ -100,7 +100,8 @@ def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list
                 return 1
         return 0
 
-    # An insertion sort, since the comparison is no order: where it says nothing, the next dimension is asked.
+    # An insertion sort, as in TensorIterator: the comparison is not transitive, and an undecided pair moves on to the
+    # next.
     for last in range(1, len(order)):
         here = last
         for before in reversed(range(last)):
@@ -113,8 +114,8 @@ def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list
     return order
 
 
-def laid_out(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule that gives what another does, new results laid out as an elementwise kernel's."""
+def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule with another's result, new tensors with the strides of an elementwise kernel."""
     arguments = func._schema.arguments
     wrapped = {
         index
@@ -145,25 +146,25 @@ def laid_out(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def halve(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Return what the two halves of a dimension make."""
+def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Return the result of `glu`, an elementwise op on the two halves of a dimension."""
     return iterate(self.chunk(2, dim), self.dtype) if self.shape[dim] % 2 == 0 else torch.ops.aten.glu(self, dim)
 
 
 def scale_by_power(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the result of `ldexp`, which makes the powers of two before it multiplies."""
+    """Return the result of `ldexp`, which computes the powers of two first."""
     powers = torch.empty(other.shape, device=_META)
     return iterate([self, powers], torch.ops.aten.ldexp.Tensor(self, other).dtype)
 
 
 def raise_number(self: complex, exponent: torch.Tensor) -> torch.Tensor:
-    """Return the powers of a number, contiguous."""
+    """Return the powers of a scalar, contiguous."""
     dtype = torch.ops.aten.pow.Scalar(self, exponent).dtype
     return torch.empty(exponent.shape, dtype=dtype, device=_META)
 
 
 def sum_of_gammas(self: torch.Tensor, p: int) -> torch.Tensor:
-    """Return the result of `mvlgamma`, a sum over a dimension of its own."""
+    """Return the result of `mvlgamma`, which sums over an added dimension."""
     dtype = torch.ops.aten.mvlgamma(self, p).dtype
     return iterate([torch.empty(p, device=_META), self.unsqueeze(-1)], dtype).sum(-1)
 
@@ -178,20 +179,22 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return log_sigmoid(self), log_sigmoid(self)
 
 
-def drop(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is left of a tensor, and where that is."""
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result and mask of a dropout."""
     kept = torch.empty_like(input, dtype=torch.bool)
     return torch.clone(input) if train is False else iterate([input, kept], input.dtype), kept
 
 
-# Tagged as pointwise, and made in another way: as `empty_like` is, or a copy that is written to.
-OTHERWISE = frozenset(
+# Tagged pointwise, but allocated differently: like `empty_like`, or a clone written in place.
+NOT_ELEMENTWISE = frozenset(
     {"aten::clone", "aten::hardtanh", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::nan_to_num"}
 )
 
 RULES: dict[str, Callable[..., Any]] = {
-    "aten::floor_divide": laid_out(torch.ops.aten.floor_divide.default, torch.ops.aten.floor_divide.default),
-    "aten::glu": halve,
+    "aten::floor_divide": with_elementwise_strides(
+        torch.ops.aten.floor_divide.default, torch.ops.aten.floor_divide.default
+    ),
+    "aten::glu": glu,
     "aten::ldexp.Tensor": scale_by_power,
     "aten::mvlgamma": sum_of_gammas,
     "aten::pow.Scalar": raise_number,
@@ -200,5 +203,5 @@ RULES: dict[str, Callable[..., Any]] = {
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::log_sigmoid": log_sigmoid,
     "aten::log_sigmoid_forward": log_sigmoid_forward,
-    "aten::native_dropout": drop,
+    "aten::native_dropout": native_dropout,
 }

@@ -1,6 +1,6 @@
-"""The rules of backward kernels whose gradients lie in memory otherwise than torch's own shape rules say, on the CPU.
+"""Strides of gradients from CPU kernels, where torch's shape rules differ.
 
-Strides decide which ops come next: a product of a gradient that is not contiguous copies it first.
+Strides decide which ops follow: a matrix product copies a non-contiguous gradient first.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def iterate(positions: tuple[int, ...], *args: Any, **_: Any) -> torch.Tensor:
-    """Return what an elementwise kernel allocates whose operands are the arguments at some positions, in that order."""
+    """Return the result of an elementwise kernel on the arguments at two positions, in that order."""
     first, second = (args[position] for position in positions)
     return torch.add(first, second).to(first.dtype)
 
 
-def make_whole(position: int, *args: Any, **_: Any) -> torch.Tensor:
+def make_contiguous(position: int, *args: Any, **_: Any) -> torch.Tensor:
     """Return a contiguous tensor like an argument."""
     return torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
 
 def keep_format(position: int, *args: Any, **_: Any) -> torch.Tensor:
-    """Return a tensor like an argument: its channels innermost where they are the argument's, else contiguous."""
+    """Return a tensor like an argument, channels last if the argument is, else contiguous."""
     like = args[position]
     return torch.empty_like(like, memory_format=_format_of(like))
 
 
-def leak(
+def rrelu_backward(
     grad_output: torch.Tensor,
     self: torch.Tensor,
     noise: torch.Tensor,
@@ -40,24 +40,24 @@ def leak(
     training: bool,
     self_is_result: bool,
 ) -> torch.Tensor:
-    """Return the gradient of a leaky unit of random slopes, which training multiplies by what was drawn."""
+    """Return the gradient of RReLU, in training multiplied by the noise drawn."""
     return iterate((0, 1), noise if training and upper - lower > 1e-6 else self, grad_output)
 
 
 def norm_batch(*args: Any, **options: Any) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of batch normalisation, that of the input in the input's memory format."""
+    """Return the gradients of batch norm, the input's in the input's memory format."""
     gradient, *rest = torch.ops.aten.native_batch_norm_backward.default(*args, **options)
     return (None if gradient is None else keep_format(1, *args), *rest)
 
 
 def norm_layer(*args: Any, **options: Any) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of layer normalisation, that of the input contiguous."""
+    """Return the gradients of layer norm, the input's contiguous."""
     gradient, *rest = torch.ops.aten.native_layer_norm_backward.default(*args, **options)
-    return (None if gradient is None else make_whole(1, *args), *rest)
+    return (None if gradient is None else make_contiguous(1, *args), *rest)
 
 
 def shuffle_channels(self: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return the channels in another order: a copy, also where there is one group."""
+    """Return the shuffled channels: a copy, even with one group."""
     return keep_format(0, self)
 
 
@@ -68,23 +68,23 @@ def _format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    "aten::_log_softmax_backward_data": partial(make_whole, 0),
+    "aten::_log_softmax_backward_data": partial(make_contiguous, 0),
     "aten::binary_cross_entropy_backward": lambda *args: torch.empty_like(args[1]),
     "aten::channel_shuffle": shuffle_channels,
     "aten::elu_backward": partial(iterate, (0, 5)),
     "aten::hardtanh_backward": partial(iterate, (0, 1)),
-    "aten::huber_loss_backward": partial(make_whole, 1),
+    "aten::huber_loss_backward": partial(make_contiguous, 1),
     "aten::log_sigmoid_backward": partial(iterate, (0, 2)),
-    "aten::mse_loss_backward": partial(make_whole, 1),
+    "aten::mse_loss_backward": partial(make_contiguous, 1),
     "aten::native_batch_norm_backward": norm_batch,
     "aten::native_channel_shuffle": shuffle_channels,
     "aten::native_layer_norm_backward": norm_layer,
     "aten::reflection_pad2d_backward": partial(keep_format, 1),
     "aten::replication_pad2d_backward": partial(keep_format, 1),
-    "aten::rrelu": partial(make_whole, 0),
-    "aten::rrelu_with_noise": partial(make_whole, 0),
-    "aten::rrelu_with_noise_backward": leak,
-    "aten::smooth_l1_loss_backward": partial(make_whole, 1),
+    "aten::rrelu": partial(make_contiguous, 0),
+    "aten::rrelu_with_noise": partial(make_contiguous, 0),
+    "aten::rrelu_with_noise_backward": rrelu_backward,
+    "aten::smooth_l1_loss_backward": partial(make_contiguous, 1),
     "aten::softplus_backward": partial(iterate, (0, 1)),
     "aten::threshold_backward": partial(iterate, (1, 0)),
 }

@@ -1,4 +1,4 @@
-"""The rules of kernels that choose a memory format, and which one they take a tensor to be in."""
+"""Shape rules of kernels that choose a memory format, and the format that a tensor's strides suggest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANNELS_LAST = {4: (torch.channels_last, (1, 3, 2, 0)), 5: (torch.channels_las
 
 
 def suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the memory format that a tensor's strides suggest, over sizes of 1 too: torch's suggest_memory_format.
+    """Return the memory format that a tensor's strides suggest, also with sizes of 1: torch's suggest_memory_format.
 
     >>> suggested(torch.empty(1, 2, 3, 3).to(memory_format=torch.channels_last))
     torch.channels_last
@@ -34,15 +34,15 @@ def suggested(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def empty(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
-    """Return a tensor like another, of a shape and in a memory format that has no meaning for other ranks."""
+    """Return an empty tensor with the dtype and device of another; a memory format of another rank means contiguous."""
     formats = {rank: chosen for rank, (chosen, _) in _CHANNELS_LAST.items()}
     chosen = memory_format if formats.get(len(shape)) is memory_format else torch.contiguous_format
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=chosen)
 
 
 def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Return what another rule gives, in the memory format that the first argument's strides suggest."""
-    # Of a contiguous tensor: torch's own rules take views, which other strides forbid.
+    """Return another rule's result in the memory format that the first argument's strides suggest."""
+    # Called with a contiguous tensor: torch's own rules take views, which other strides may not allow.
     result = rule(torch.empty(self.shape, dtype=self.dtype, device=self.device), *rest, **options)
     return empty(result, result.shape, suggested(self))
 
@@ -50,19 +50,19 @@ def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **opti
 def keep_format_of_second(
     rule: Callable[..., Any], grad_output: torch.Tensor, self: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
-    """Return what the rule of a gradient gives, in the memory format that the input's strides suggest."""
+    """Return a backward rule's result in the memory format that the input's strides suggest."""
     result = rule(grad_output, self, *rest)
     return empty(result, result.shape, suggested(self))
 
 
-def make_whole(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
-    """Return what another rule gives, contiguous."""
+def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
+    """Return another rule's result, contiguous."""
     result = rule(*args, **options)
     return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 
 def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
-    """Return what another rule gives, in memory that was allocated for the tensor arguments, where that is more."""
+    """Return another rule's result in a storage of the tensor arguments' broadcast size, if that is larger."""
     result = rule(*args, **options)
     shape = torch.broadcast_shapes(*(item.shape for item in args[:2] if isinstance(item, torch.Tensor)))
     if math.prod(shape) <= result.numel():
@@ -71,7 +71,7 @@ def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor
 
 
 def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """Return the result of the CPU's kernel, which joins two parts for each dimension."""
+    """Return the result of the CPU's kernel, which concatenates two parts for each dimension."""
     if not self.numel():
         return torch.clone(self)
     if not dims:
@@ -84,7 +84,7 @@ def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) ->
 
 
 def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
-    """Return rules that change what torch's give, by the ops' names."""
+    """Return rules that apply a change to torch's own, by op name."""
     rules: dict[str, Callable[..., Any]] = {}
     for name in names:
         packet, _, overload = name.partition(".")
@@ -93,11 +93,11 @@ def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]
     return rules
 
 
-# Their results are made in the memory of something larger, and then resized.
+# `shrink`: kernels that allocate a larger buffer and resize it to the result.
 RULES: dict[str, Callable[..., Any]] = {
     **_by(shrink, "binary_cross_entropy", "col2im", "im2col", "mse_loss", "smooth_l1_loss", "soft_margin_loss"),
     **_by(
-        make_whole,
+        make_contiguous,
         *("_log_softmax_backward_data", "_softmax_backward_data"),
         *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
         *("_upsample_nearest_exact1d", "linalg_vector_norm", "upsample_linear1d", "upsample_nearest1d"),
@@ -118,6 +118,6 @@ CPU_RULES: dict[str, Callable[..., Any]] = {
         *("reflection_pad2d", "reflection_pad3d"),
     ),
     **_by(keep_format_of_second, "reflection_pad2d_backward", "replication_pad2d_backward"),
-    **_by(make_whole, "max_pool1d"),
+    **_by(make_contiguous, "max_pool1d"),
     "aten::roll": roll,
 }

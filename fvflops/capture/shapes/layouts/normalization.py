@@ -1,4 +1,4 @@
-"""The rules of batch normalisation: over several processes, and on the CPU in evaluation."""
+"""Shape rules of normalisation: batch norm across processes, and the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def statistics(input: torch.Tensor, *_: Any) -> _Pair:
-    """Return two numbers for each channel, in single precision where the input has half."""
+    """Return two statistics per channel, in single precision for half-precision input."""
     dtype = torch.float32 if input.dtype in _HALF else input.dtype
     return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
 
@@ -35,7 +35,7 @@ def sums_backward(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the channels' sums of the gradient and of its product with the input, and the parameters' gradients."""
+    """Return per-channel sums of the gradient and of its product with the input, and the parameters' gradients."""
     like = mean if weight is None else weight
     return (
         torch.empty_like(mean) if input_g else None,
@@ -46,16 +46,17 @@ def sums_backward(
 
 
 def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, what is kept for the backward pass (nothing in evaluation), and the rest."""
+    """Return the normalised input, the statistics saved for backward (empty in evaluation), and the rest."""
     input, *rest = args
-    # Of a batch twice as large, which gives the same statistics: torch divides by the elements of a channel but one.
+    # Inferred with twice the batch, which gives the same statistics: torch rejects one element per channel, since it
+    # divides by the number of elements minus one.
     twice = torch.empty((2 * input.shape[0], *input.shape[1:]), dtype=input.dtype, device=input.device)
     _, *kept = getattr(torch.ops.aten, name)(twice, *rest)
     tracked = args[3:5] if len(args) > 6 else ()
     dtype = statistics_dtype(*args[:3], *tracked)
     size = None if trains(*args) else 0
     first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
-    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or one tensor of bytes
+    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or the reserve
     plain = input.is_contiguous() and not trains(*args)
     output = empty(input, input.shape, torch.contiguous_format if plain else suggested(input))
     return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
@@ -68,28 +69,28 @@ def normalise_layer(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, and the means and inverse deviations."""
+    """Return the normalised input, means and inverse standard deviations."""
     output, *kept = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
     dtype = statistics_dtype(input, weight, bias)
     return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
 
 
 def normalise_groups(input: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Return a tensor like the input, in the memory format that it suggests."""
-    torch.ops.aten.group_norm(input, *rest)  # which refuses what does not fit
+    """Return a tensor like the input, in the memory format that its strides suggest."""
+    torch.ops.aten.group_norm(input, *rest)  # checks the arguments
     return empty(input, input.shape, suggested(input))
 
 
 def normalise_groups_with_statistics(
     input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, and the means and inverse deviations of the groups."""
+    """Return the normalised input, means and inverse standard deviations of the groups."""
     _, *kept = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
     return (empty(input, input.shape, suggested(input)), *kept)
 
 
 def normalise_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
-    """Return the gradients of input, weight and bias, the first in the memory format that the input suggests."""
+    """Return the gradients of input, weight and bias, the first in the input's memory format."""
     grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
     chosen = torch.contiguous_format if input.is_contiguous() else suggested(input)
     return (None if grad_input is None else empty(grad_input, input.shape, chosen), *others)
@@ -104,12 +105,12 @@ def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
 
 
 def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
-    """Return the dtype of a CPU kernel's statistics: the input's, where the parameters have it too."""
+    """Return the dtype of a CPU kernel's statistics: the input's, or float32 for half with other parameters."""
     dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
     return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
 
 
-def _says_so(*args: Any) -> bool:
+def _is_training(*args: Any) -> bool:
     return bool(args[-3])
 
 
@@ -130,14 +131,16 @@ RULES: dict[str, Callable[..., Any]] = {
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_no_update": partial(normalise, "_batch_norm_no_update", _never),
-    "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _says_so),
-    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _says_so),
-    "aten::_native_batch_norm_legit_functional": partial(normalise, "_native_batch_norm_legit_functional", _says_so),
+    "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _is_training),
+    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _is_training),
+    "aten::_native_batch_norm_legit_functional": partial(
+        normalise, "_native_batch_norm_legit_functional", _is_training
+    ),
     "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
     "aten::group_norm": normalise_groups,
     "aten::native_group_norm": normalise_groups_with_statistics,
     "aten::batch_norm_backward": partial(normalise_backward, "batch_norm_backward"),
     "aten::native_batch_norm_backward": partial(normalise_backward, "native_batch_norm_backward"),
-    "aten::native_batch_norm": partial(normalise, "native_batch_norm", _says_so),
+    "aten::native_batch_norm": partial(normalise, "native_batch_norm", _is_training),
     "aten::native_layer_norm": normalise_layer,
 }

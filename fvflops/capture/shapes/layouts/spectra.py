@@ -1,4 +1,4 @@
-"""The rules of Fourier transforms on the CPU: where MKL leaves its results, which torch's own rules do not say."""
+"""Shape rules of FFTs on the CPU: the strides of MKL's results, which torch's rules lack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_MKL = torch.backends.mkl.is_available()
 
 
 def transform_real(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
-    """Return the transform of real numbers, of which the last dimension is halved where `onesided`."""
+    """Return the transform of a real tensor; `onesided` halves the last dimension."""
     sizes = list(self.shape)
     if onesided:
         sizes[dim[-1]] = sizes[dim[-1]] // 2 + 1
@@ -21,7 +21,7 @@ def transform_real(self: torch.Tensor, dim: Sequence[int], normalization: int, o
 
 
 def transform_to_real(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor:
-    """Return the real numbers whose transform the argument is: of several dimensions the last one on its own."""
+    """Return the real inverse transform; in several dimensions the last one is transformed separately."""
     inner = transform(self, dim[:-1], normalization, False) if len(dim) > 1 and _BY_MKL else self
     sizes = list(self.shape)
     sizes[dim[-1]] = last_dim_size
@@ -29,7 +29,7 @@ def transform_to_real(self: torch.Tensor, dim: Sequence[int], normalization: int
 
 
 def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
-    """Return the transform of complex numbers."""
+    """Return the transform of a complex tensor."""
     return _transform(self, self.shape, _outer_first(self, dim), self.dtype) if dim else torch.clone(self)
 
 
@@ -38,7 +38,7 @@ def _outer_first(self: torch.Tensor, dim: Sequence[int]) -> list[int]:
 
 
 def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a result whose transformed dimensions lie innermost, and the others in the order of their strides."""
+    """Return a result with the transformed dimensions innermost, the others in the order of their strides."""
     if not _BY_MKL:
         return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
     inner = [position % self.ndim for position in dim]
@@ -48,9 +48,9 @@ def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dty
 
 
 def _partition(rank: int, inner: Sequence[int]) -> list[int]:
-    """Return the dimensions that are not transformed, in the order in which C++'s std::partition leaves them.
+    """Return the untransformed dimensions, in the order in which C++'s std::partition leaves them.
 
-    It decides where their strides are equal, as those of an expanded gradient are.
+    The order matters where strides are equal, as in an expanded gradient.
     """
     found, last = list(range(rank)), rank
     for first in range(rank):

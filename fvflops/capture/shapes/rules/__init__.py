@@ -1,4 +1,4 @@
-"""The shape rules of our own: ops whose rule torch lacks or has too strict, and sizes that are assumed."""
+"""Shape rules that torch lacks or has too strict, and assumed sizes."""
 
 from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRules
 

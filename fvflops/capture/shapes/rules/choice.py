@@ -1,4 +1,4 @@
-"""The choice of the rule by which an op call's results are inferred, inside composite ops too."""
+"""Choose the rule that infers an op call's results, inside composite ops too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import known_schema
-from fvflops.capture.shapes.layouts.elementwise import OTHERWISE, laid_out
+from fvflops.capture.shapes.layouts.elementwise import NOT_ELEMENTWISE, with_elementwise_strides
 from fvflops.capture.shapes.rules.fast_path import with_fast_path
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 
@@ -18,25 +18,25 @@ _Find = Callable[[str], "_Rule | None"]
 
 
 def choose_rule(func: Any, find: _Find) -> _Rule:
-    """Return what gives an op's results on the meta device; `find` gives a rule of our own by the op's name."""
+    """Return the rule for an op's results on the meta device; `find` returns this package's rule by op name."""
     name = known_schema(func).name
     return with_fast_path(name, find(name) or _by_kind(func, name, find))
 
 
 def _by_kind(func: Any, name: str, find: _Find) -> _Rule:
     if known_schema(func).composite:
-        return _look_inside(func, find)
-    if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in OTHERWISE:
-        return laid_out(func, func)
+        return _decomposition_rule(func, find)
+    if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in NOT_ELEMENTWISE:
+        return with_elementwise_strides(func, func)
     return func
 
 
-def _look_inside(func: Any, find: _Find) -> _Rule:
-    """Return a rule that runs what a composite op consists of, each by the rule that is chosen for it."""
+def _decomposition_rule(func: Any, find: _Find) -> _Rule:
+    """Return a rule that decomposes a composite op and applies the chosen rule to each op inside."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         with _Chosen(find):
-            # Not what Python code may have registered instead, which a real run does not call.
+            # Not a Python decomposition registered by torch, which real execution does not call.
             return func._op_dk(_COMPOSITE, *args, **kwargs) if compiled else func.decompose(*args, **kwargs)
 
     compiled = has_kernel_for_key(func.name(), "CompositeImplicitAutograd")
@@ -44,11 +44,11 @@ def _look_inside(func: Any, find: _Find) -> _Rule:
 
 
 class _Chosen(TorchDispatchMode):
-    """A dispatch mode in which ops on the meta device are answered by the rules that are chosen for them."""
+    """A dispatch mode that answers ops on the meta device by their chosen rules."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler, to be kept out of the handler
+        return False  # else torch imports its compiler to exclude the handler from compilation
 
     def __init__(self, find: _Find) -> None:
         super().__init__()

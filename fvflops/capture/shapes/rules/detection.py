@@ -1,4 +1,4 @@
-"""The rules of torchvision's operators, whose own are there only where its Python has registered them."""
+"""Shape rules of torchvision's operators, whose meta kernels need torchvision's Python package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 def pool_regions(
     input: torch.Tensor, rois: torch.Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, *_: Any
 ) -> torch.Tensor:
-    """Return the aligned regions [regions, channels, height, width]."""
+    """Return the pooled regions [regions, channels, height, width]."""
     return input.new_empty(len(rois), input.shape[1], pooled_height, pooled_width)
 
 
 def pool_largest(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the regions' largest entries and where they were."""
+    """Return the maxima of the regions and their indices."""
     pooled = pool_regions(*args)
     return pooled, torch.empty_like(pooled, dtype=torch.int32)
 
@@ -24,7 +24,7 @@ def pool_largest(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def pool_by_position(
     input: torch.Tensor, rois: torch.Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the regions, in which each position has channels of its own, and which channel each was read from."""
+    """Return the regions, pooled from separate channels for each position, and the channels read."""
     channels = input.shape[1] // (pooled_height * pooled_width)
     pooled = input.new_empty(len(rois), channels, pooled_height, pooled_width)
     return pooled, torch.empty_like(pooled, dtype=torch.int32)

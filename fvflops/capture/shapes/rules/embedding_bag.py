@@ -1,4 +1,4 @@
-"""The rules of embedding bags on the CPU, which keeps other notes for the backward pass than CUDA does."""
+"""Shape rules of embedding bags on the CPU, which saves other tensors for backward than CUDA."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def embed(
     *,
     forward_only: bool = False,
 ) -> Bags:
-    """Return the bags [bags, width], the bag of each index, the sizes of the bags and where the largest entries are.
+    """Return the bags [bags, width], the bag of each index, the bag sizes and the positions of maxima.
 
-    A sum in single or half precision over rows that lie whole in memory needs no bag of each index.
+    The fast path (sum, single or half precision, contiguous rows) does not compute the bag of each index.
     """
     bags = len(offsets) - include_last_offset
     width = weight.shape[1]
@@ -49,12 +49,12 @@ def embed(
 
 
 def embed_forward(*args: Any, **kwargs: Any) -> Bags:
-    """Return what `embed` does, where no gradient is wanted."""
+    """Return what `embed` does without gradients."""
     return embed(*args, **kwargs, forward_only=True)
 
 
 def embed_padded(weight: torch.Tensor, *args: Any) -> Bags:
-    """Return what `embed_forward` does; a padding index counts from the end where it is negative."""
+    """Return what `embed_forward` does, with a padding index that may be negative, counted from the end."""
     *others, padding_idx = args
     return embed_forward(weight, *others, -1 if padding_idx is None else padding_idx % len(weight))
 

@@ -1,4 +1,4 @@
-"""The rules of matrix factorizations and least squares."""
+"""Shape rules of matrix factorizations and least squares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def factor(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the packed factors of QR and the scales of its reflectors."""
+    """Return the packed factors of QR and the scales of the reflectors."""
     *batch, rows, columns = self.shape
     return _by_columns(self), self.new_empty((*batch, min(rows, columns)))
 
@@ -20,10 +20,10 @@ def factor(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def solve_least_squares(
     self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None, usual: str = "gels"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the solution, the residuals, the ranks and the singular values; `usual` is the device's own driver.
+    """Return solution, residuals, ranks and singular values; `usual` is the device's default driver.
 
-    Whether the drivers gelsd and gelss give residuals depends on the ranks: for more rows than columns it raises
-    DataDependentError.
+    With the drivers gelsd and gelss the ranks decide whether there are residuals: for more rows than columns these
+    raise DataDependentError.
     """
     driver = driver or usual
     *_, rows, columns = self.shape
@@ -32,7 +32,7 @@ def solve_least_squares(
     batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
     if rows > columns and driver in ("gelsd", "gelss"):
         raise DataDependentError.of_op("aten::linalg_lstsq")
-    # Made in place of the right-hand sides, which have a row for each of the matrix's.
+    # In place of the right-hand sides, which have as many rows as the matrix.
     solution = _by_columns(self.new_empty((*batch, max(rows, columns), right.shape[-1])))[..., :columns, :]
     residuals = (*batch, right.shape[-1]) if rows > columns and driver == "gels" else (0,)
     ranks = self.shape[:-2] if driver != "gels" else (0,)
@@ -48,19 +48,19 @@ def solve_least_squares(
 def decompose_singular(
     A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the singular vectors and values, Vh laid out as LAPACK leaves it, which cuSOLVER does not."""
+    """Return singular vectors and values; Vh is column-major from LAPACK, unlike cuSOLVER."""
     left, values, right = torch.ops.aten._linalg_svd(A, full_matrices, compute_uv)
     return left, values, _by_columns(right) if compute_uv else right
 
 
 def decompose_eigen(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the eigenvalues and eigenvectors, these laid out as LAPACK leaves them."""
+    """Return eigenvalues and eigenvectors, the latter column-major as from LAPACK."""
     values, vectors = torch.ops.aten.linalg_eig(self)
     return values, _by_columns(vectors)
 
 
 def _by_columns(like: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor whose matrices lie column by column, as LAPACK wants them."""
+    """Return an empty tensor of column-major matrices, as LAPACK requires."""
     return torch.empty_like(like.mT, memory_format=torch.contiguous_format).mT
 
 

@@ -1,7 +1,7 @@
-"""The quick rules: what torch's own rules, in Python, take a millisecond for, for the ops that models are made of.
+"""Fast shape rules for the ops that models mostly use; torch's own, in Python, take about a millisecond each.
 
-A rule answers in the plain case, contiguous tensors of one floating dtype, and says NotImplemented in any other; then
-torch's own rule answers. The first calls of torch's rules import seconds of code besides.
+A rule handles the common case, contiguous tensors of one floating dtype, and returns NotImplemented otherwise, upon
+which torch's rule is called. The first calls of torch's rules also import code for seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _META = torch.device("meta")
 
 
 def _plain(*tensors: torch.Tensor | None) -> bool:
-    """Return whether all tensors are contiguous, and of one floating dtype."""
+    """Return whether all tensors are contiguous and of one floating dtype."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
 
-def _usual(*tensors: torch.Tensor | None) -> bool:
-    """Return whether all tensors are plain, and suggest no other memory format, as images of one pixel may."""
+def _plain_contiguous(*tensors: torch.Tensor | None) -> bool:
+    """Return whether all are plain, and none suggests another memory format, as images of one pixel may."""
     return _plain(*tensors) and all(item is None or suggested(item) is torch.contiguous_format for item in tensors)
 
 
@@ -35,23 +35,23 @@ def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=_META)
 
 
-def alike(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first, laid out as elementwise kernels do."""
+def like_elementwise(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like the first, with the strides of elementwise kernels."""
     return iterate([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
 
 
-def resemble(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first, laid out as that is."""
+def like_first(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like the first, with its strides."""
     return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
 
 
-def whole(self: torch.Tensor) -> Any:
+def contiguous_like_first(self: torch.Tensor) -> Any:
     """Return a contiguous tensor like the first."""
     return _new(self.shape, self) if _plain(self) else NotImplemented
 
 
 def soft(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
-    """Return a tensor like the first; the third argument is a dtype, or says that half becomes single precision."""
+    """Return a tensor like the first; the third argument is a dtype, or whether half converts to single precision."""
     return _new(self.shape, self) if _plain(self) and dtype in (None, False) else NotImplemented
 
 
@@ -62,7 +62,7 @@ def soft_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, inp
 
 
 def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
-    """Return the result of an op on each pair of elements, the smaller tensor repeated."""
+    """Return the result of a binary op with broadcasting."""
     if isinstance(other, torch.Tensor):
         if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented
@@ -73,7 +73,7 @@ def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
 
 
 def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return the tensor that was written to."""
+    """Return the tensor written to."""
     return self if _plain(self) and not any(isinstance(value, torch.Tensor) for value in rest) else NotImplemented
 
 
@@ -122,7 +122,7 @@ def convolution(
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if not fits or not _usual(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
+    if not fits or not _plain_contiguous(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
         return NotImplemented
     sizes = [
         (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
@@ -146,8 +146,13 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of input, weight and bias that are asked for."""
-    if not _usual(grad_output, input, weight) or not _in_order(input, weight) or transposed or 0 in input.shape:
+    """Return the gradients of input, weight and bias, where requested."""
+    if (
+        not _plain_contiguous(grad_output, input, weight)
+        or not _in_order(input, weight)
+        or transposed
+        or 0 in input.shape
+    ):
         return NotImplemented
     shapes = (input.shape, weight.shape, weight.shape[:1])
     return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
@@ -157,23 +162,23 @@ def batch_norm(
     input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
     """Return a tensor like the input."""
-    usual = _usual(input) if training else _plain(input)
+    usual = _plain_contiguous(input) if training else _plain(input)
     return _new(input.shape, input) if usual and input.dim() > 1 else NotImplemented
 
 
 def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """Return a tensor like the input, and two numbers for each channel where it trains."""
+    """Return a tensor like the input, and in training two statistics per channel."""
     kept = [item for item in (weight, bias) if item is not None]
-    if not _usual(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
+    if not _plain_contiguous(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     if not (rest[2] if trains is None else trains):
-        return NotImplemented  # what is kept in evaluation is the device's matter
+        return NotImplemented  # the statistics saved in evaluation depend on the device
     size = input.shape[1]
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
 
 
 def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
-    """Return the gradients of input, weight and bias that are asked for."""
+    """Return the gradients of input, weight and bias, where requested."""
     if not _plain(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     shapes = (input.shape, input.shape[1:2], input.shape[1:2])
@@ -189,7 +194,7 @@ def layer_norm(
 
 
 def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    """Return a tensor like the input, and two numbers for each thing that is normalised."""
+    """Return a tensor like the input, and two statistics per normalised group."""
     output = layer_norm(input, normalized_shape, weight, bias)
     if output is NotImplemented or input.dtype is not torch.float32:
         return NotImplemented
@@ -208,7 +213,7 @@ def layer_norm_backward(
     bias: Any,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of input, weight and bias that are asked for."""
+    """Return the gradients of input, weight and bias, where requested."""
     if not _plain(grad_out, input, weight, bias) or input.dtype is not torch.float32:
         return NotImplemented
     shapes = (input.shape, normalized_shape, normalized_shape)
@@ -216,7 +221,7 @@ def layer_norm_backward(
 
 
 def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """Return the tensor without the dimensions that are summed over."""
+    """Return the tensor without the reduced dimensions."""
     if not _plain(self) or dtype is not None or not self.dim():
         return NotImplemented
     given = range(self.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
@@ -228,7 +233,7 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
 
 
 def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
-    """Return a tensor like the first."""
+    """Return a copy of the tensor."""
     if memory_format in (None, torch.preserve_format) and is_dense(self):
         return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=_META)
     if memory_format in (None, torch.preserve_format, torch.contiguous_format):
@@ -237,19 +242,19 @@ def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
 
 
 def rearrange(self: torch.Tensor, *rest: Any) -> Any:
-    """Return a tensor like the first, its elements elsewhere."""
-    return _new(self.shape, self) if _usual(self) and 0 not in self.shape else NotImplemented
+    """Return a contiguous tensor like the first, for ops that permute elements."""
+    return _new(self.shape, self) if _plain_contiguous(self) and 0 not in self.shape else NotImplemented
 
 
 def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode: bool) -> int:
     reach = size + 2 * pad - spread * (kernel - 1) - 1
     count = (reach + (step - 1 if ceil_mode else 0)) // step + 1
-    # The last window of a rounded-up count must begin inside the input or its left padding.
+    # With ceil_mode the last window must start inside the input or its left padding.
     return count - 1 if ceil_mode and (count - 1) * step >= size + pad else count
 
 
 def _pair(value: Any) -> list[tuple[int, int]]:
-    """Return the one pair that a size in two dimensions stands for, or none."""
+    """Return a one-item list of a size in two dimensions, [] if it has another number of them."""
     sizes = [value] if isinstance(value, int) else list(value)
     return [(sizes[0], sizes[-1])] if len(sizes) in (1, 2) else []
 
@@ -264,7 +269,7 @@ def pool(
 ) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if not _usual(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
+    if not _plain_contiguous(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
         return NotImplemented
     if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
         return NotImplemented
@@ -276,7 +281,7 @@ def pool(
 
 
 def pool_with_indices(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return [batch, channels, height, width], and where each maximum stood."""
+    """Return [batch, channels, height, width], and the indices of the maxima."""
     output = pool(self, *rest, **options)
     return output if output is NotImplemented else (output, torch.empty(output.shape, dtype=torch.int64, device=_META))
 
@@ -297,7 +302,7 @@ def average_pool(
 def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
     """Return [batch, channels, height, width]."""
     sizes = _pair(output_size)
-    if not _usual(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
+    if not _plain_contiguous(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
         return NotImplemented
     return _new((*self.shape[:2], *sizes[0]), self)
 
@@ -311,7 +316,7 @@ def attend(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Return [batch, heads, queries, features], laid out as the queries are, which is what the fused kernels do."""
+    """Return [batch, heads, queries, features] with the query's strides, as the fused kernels do."""
     fused = (
         (is_flash_enabled() or not is_math_enabled())
         and query.dim() == key.dim() == value.dim() == 4
@@ -333,7 +338,7 @@ def attend(
 
 
 def _in_order(*tensors: torch.Tensor) -> bool:
-    """Return whether strides are those of contiguous tensors over sizes of 1 too, and none of channels_last."""
+    """Return whether strides are row-major even for sizes of 1, and so not ambiguous with channels_last."""
     for tensor in tensors:
         step = 1
         for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
@@ -353,11 +358,11 @@ _PAIRS = (
 )
 _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu_ relu6_ sigmoid_ silu_ tanh_"
 
-QUICK: dict[str, _Rule] = {
-    **{f"aten::{name}": alike for name in _ALIKE.split()},
+FAST_RULES: dict[str, _Rule] = {
+    **{f"aten::{name}": like_elementwise for name in _ALIKE.split()},
     **{f"aten::{name}": pairwise for name in _PAIRS.split()},
-    **{f"aten::{name}": resemble for name in ("hardtanh", "relu6")},
-    "aten::log_sigmoid": whole,
+    **{f"aten::{name}": like_first for name in ("hardtanh", "relu6")},
+    "aten::log_sigmoid": contiguous_like_first,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
@@ -390,13 +395,13 @@ QUICK: dict[str, _Rule] = {
 
 
 def with_fast_path(name: str, otherwise: _Rule) -> _Rule:
-    """Return the quick rule of an op, which asks `otherwise` where it has no answer, or `otherwise` itself."""
-    quick = QUICK.get(name)
-    if quick is None:
+    """Return an op's fast rule with `otherwise` as fallback, or `otherwise` itself."""
+    fast_rule = FAST_RULES.get(name)
+    if fast_rule is None:
         return otherwise
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        result = quick(*args, **kwargs)
+        result = fast_rule(*args, **kwargs)
         return otherwise(*args, **kwargs) if result is NotImplemented else result
 
     return rule

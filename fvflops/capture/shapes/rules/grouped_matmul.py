@@ -1,4 +1,4 @@
-"""The rules of grouped matrix products, of which torch's own take fewer dtypes and layouts than the kernels."""
+"""Shape rules of grouped matrix products: torch's accept fewer dtypes and layouts than the kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def multiply_groups(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the products of groups of rows, of columns or of slices of the contracted dimension, or of a batch.
+    """Return products of groups of rows, of columns, of slices of the contracted dimension, or of a batch.
 
-    Each row of the result starts at a multiple of 16 bytes. Shapes: [rows, k] x [groups, k, n] gives [rows, n],
-    [groups, m, k] x [k, columns] gives [m, columns], [m, k] x [k, n] and batches give [groups, m, n].
+    Rows of the result are aligned to 16 bytes. Shapes: [rows, k] x [groups, k, n] gives [rows, n]; [groups, m, k] x
+    [k, columns] gives [m, columns]; [m, k] x [k, n] and batches give [groups, m, n].
     """
     if self.ndim + mat2.ndim > 4 and self.shape[-1] != mat2.shape[-2]:
         raise ValueError(f"contraction dimension of mat_a and mat_b must match, not {self.shape} and {mat2.shape}")
@@ -45,23 +45,23 @@ def multiply_scaled_groups(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """Return the products of groups of matrices of low precision, in bfloat16 unless told otherwise."""
+    """Return products of groups of low-precision matrices, in bfloat16 by default."""
     return multiply_groups(self, mat2, offs, bias, out_dtype or torch.bfloat16)
 
 
 def multiply_scaled_groups_2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Return what `multiply_scaled_groups` does, for `_scaled_grouped_mm_v2`."""
+    """Apply `multiply_scaled_groups` to the arguments of `_scaled_grouped_mm_v2`."""
     offs, bias, out_dtype = (*rest[6:9], None, None, None)[:3]
     return multiply_groups(self, mat2, offs, bias, out_dtype or torch.bfloat16)
 
 
 def multiply_mixed(input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Return the product of an input and a weight [k, n] of whole numbers."""
+    """Return the product of an input and an integer weight [k, n]."""
     return input.new_empty(*input.shape[:-1], weight.shape[-1])
 
 
 def multiply_int4(self: torch.Tensor, mat2: torch.Tensor, qGroupSize: int, *_: Any) -> torch.Tensor:
-    """Return the product with a weight that is packed in tiles of eight columns."""
+    """Return the product with a weight packed in tiles of eight columns."""
     return self.new_empty(len(self), 8 * len(mat2))
 
 

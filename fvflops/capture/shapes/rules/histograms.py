@@ -1,4 +1,4 @@
-"""The rules of histograms, whose bins are given, by number or by their edges."""
+"""Shape rules of histograms, from the number of bins or their edges."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 
 
 def count(self: torch.Tensor, bins: int = 100, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what falls into each of a number of bins, and their edges."""
+    """Return the histogram with a number of bins, and the bin edges."""
     return self.new_empty(bins), self.new_empty(bins + 1)
 
 
 def count_between(self: torch.Tensor, bins: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what falls between edges, and the edges."""
+    """Return the histogram between given edges, and the edges."""
     return self.new_empty(bins.numel() - 1), torch.empty_like(bins)
 
 
 def edges(self: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.Tensor]:
-    """Return the edges of the bins along each axis."""
+    """Return the bin edges along each axis."""
     return [self.new_empty(number + 1) for number in bins]
 
 
 def count_points(self: torch.Tensor, bins: Sequence[int], **_: Any) -> torch.Tensor:
-    """Return how many points fall into each cell of a grid."""
+    """Return the counts of points in a grid with a number of bins per axis."""
     return self.new_empty(list(bins))
 
 
 def count_points_between(self: torch.Tensor, bins: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
-    """Return how many points fall into each cell between edges."""
+    """Return the counts of points in a grid between given edges."""
     return self.new_empty([item.numel() - 1 for item in bins])
 
 

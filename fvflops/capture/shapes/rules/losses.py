@@ -1,4 +1,4 @@
-"""The rules of the connectionist temporal classification loss and of the negative log likelihood of pixels."""
+"""Shape rules of CTC loss and of per-pixel negative log likelihood."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def reduce_ctc(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Return the loss, of each sequence where `reduction` is 0."""
+    """Return the loss, one per sequence if `reduction` is 0."""
     return log_probs.new_empty(log_probs.shape[1:2] if reduction == 0 and log_probs.ndim == 3 else ())
 
 
 def align_ctc(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: _Lengths, target_lengths: _Lengths, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each sequence's loss and the forward variables [batch, time, 2 longest target + 1].
+    """Return each sequence's loss and the forward variables [batch, time, 2 * longest target + 1].
 
-    DataDependentError where the lengths of the targets are not known.
+    DataDependentError if the target lengths are unknown.
     """
     if isinstance(target_lengths, torch.Tensor):
         if target_lengths.device.type == "meta":
@@ -53,7 +53,7 @@ def cudnn_ctc(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Ten
 def choose_pixels(
     self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each pixel where `reduction` is 0, or their mean or sum, and the total weight."""
+    """Return the loss per pixel if `reduction` is 0, else their mean or sum, and the total weight."""
     return self.new_empty(target.shape if reduction == 0 else ()), self.new_empty(())
 
 

@@ -1,4 +1,4 @@
-"""The rules of quantised tensors: there are none, and torch's own would give plain numbers without saying so."""
+"""Rejection of quantized tensors: torch's shape rules would silently return plain ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, NoReturn
 
 
-def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+def reject(name: str, *_: Any, **__: Any) -> NoReturn:
     """Raise NotImplementedError."""
-    raise NotImplementedError(f"{name} has quantised tensors, which have no shape rules here")
+    raise NotImplementedError(f"{name}: shape execution does not support quantised tensors")
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    name: partial(refuse, name)
+    name: partial(reject, name)
     for name in (
         "aten::dequantize.self",
         "aten::dequantize.tensors",

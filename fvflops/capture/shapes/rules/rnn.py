@@ -1,4 +1,4 @@
-"""The rules of recurrent layers: the shapes follow at once, where torch's own rule runs every time step."""
+"""Shape rules of recurrent layers in closed form, where torch's rule runs every time step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_lstm(
     output, hidden = run_layers(
         input, hx[0], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
     )
-    return output, hidden, _whole(hx[1])
+    return output, hidden, _contiguous_like(hx[1])
 
 
 def run_packed_lstm(
@@ -43,7 +43,7 @@ def run_packed_lstm(
     output, hidden = run_packed_layers(
         data, batch_sizes, hx[0], params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, hidden, _whole(hx[1])
+    return output, hidden, _contiguous_like(hx[1])
 
 
 def run_layers(
@@ -57,11 +57,11 @@ def run_layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs of a GRU or a plain recurrent layer, the batch outside time in memory, and the last states."""
+    """Return the outputs of a GRU or plain RNN, time-major in memory, and the last states."""
     steps, batch = input.shape[1::-1] if batch_first else input.shape[:2]
     _check_state(hx, num_layers * (1 + bidirectional), batch)
     output = input.new_empty(steps, batch, (1 + bidirectional) * hx.shape[2])
-    return output.transpose(0, 1) if batch_first else output, _whole(hx)
+    return output.transpose(0, 1) if batch_first else output, _contiguous_like(hx)
 
 
 def run_packed_layers(
@@ -75,15 +75,15 @@ def run_packed_layers(
     train: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs of a GRU or a plain recurrent layer on packed sequences, and the last states."""
+    """Return the outputs of a GRU or plain RNN on packed sequences, and the last states."""
     _check_state(hx, num_layers * (1 + bidirectional), hx.shape[1])
-    return data.new_empty(len(data), (1 + bidirectional) * hx.shape[2]), _whole(hx)
+    return data.new_empty(len(data), (1 + bidirectional) * hx.shape[2]), _contiguous_like(hx)
 
 
 def fuse_gru_cell(
     input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the new state and what is kept for the backward pass: five numbers for each of the state's."""
+    """Return the new state and the workspace for backward: five values per state element."""
     return torch.empty_like(hx), input_gates.new_empty(len(hx), 5 * hx.shape[1])
 
 
@@ -106,13 +106,13 @@ def cudnn_backward(
     cx: torch.Tensor | None,
     *rest: Any,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor]]:
-    """Return the gradients of the input, the states, the cells and the weights, those asked for."""
+    """Return the gradients of input, states, cells and weights, where requested."""
     mask = rest[-1]
     return (
-        _whole(input) if mask[0] else None,
-        _whole(hx) if mask[1] else None,
-        _whole(cx) if mask[2] and cx is not None else None,
-        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors would fit no list
+        _contiguous_like(input) if mask[0] else None,
+        _contiguous_like(hx) if mask[1] else None,
+        _contiguous_like(cx) if mask[2] and cx is not None else None,
+        [torch.empty_like(item) for item in weight] if mask[3] else [],  # undefined tensors are invalid list items
     )
 
 
@@ -121,7 +121,7 @@ def _check_state(hx: torch.Tensor, layers: int, batch: int) -> None:
         raise ValueError(f"Expected hidden size ({layers}, {batch}, ...), got {list(hx.shape)}")
 
 
-def _whole(like: torch.Tensor) -> torch.Tensor:
+def _contiguous_like(like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""The rules of cuDNN's spatial transformer."""
+"""Shape rules of cuDNN's spatial transformer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def make_grid(theta: torch.Tensor, N: int, C: int, H: int, W: int) -> torch.Tensor:
-    """Return the coordinates [batch, height, width, 2] that an affine map gives each position."""
+    """Return the coordinates [batch, height, width, 2] of an affine grid."""
     return theta.new_empty(N, H, W, 2)
 
 

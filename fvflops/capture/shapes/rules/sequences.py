@@ -1,4 +1,4 @@
-"""The rules of sequences of several lengths: packed and padded again, where the lengths are known."""
+"""Shape rules for packing and padding sequences of known lengths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
 def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the packed elements [sum of lengths, *], and the batch size at each step, which is known."""
-    _want(lengths, "aten::_pack_padded_sequence")
-    thin = torch.empty(*input.shape[:2], 1)  # torch itself checks the lengths
+    """Return the packed elements [sum of lengths, *], and the batch size at each step, with known values."""
+    _require_known(lengths, "aten::_pack_padded_sequence")
+    thin = torch.empty(*input.shape[:2], 1)  # a real op, so that torch checks the lengths
     _, batch_sizes = torch.ops.aten._pack_padded_sequence(thin, lengths, batch_first)
     return input.new_empty((int(lengths.sum()), *input.shape[2:])), batch_sizes
 
@@ -21,8 +21,8 @@ def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple
 def pad(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, which are known."""
-    _want(batch_sizes, "aten::_pad_packed_sequence")
+    """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, with known values."""
+    _require_known(batch_sizes, "aten::_pad_packed_sequence")
     thin = torch.empty(data.shape[0], 1)
     padded, lengths = torch.ops.aten._pad_packed_sequence(thin, batch_sizes, batch_first, 0.0, total_length)
     steps, batch = (padded.shape[1], padded.shape[0]) if batch_first else padded.shape[:2]
@@ -33,20 +33,20 @@ def pad(
 def unpack_gradient(
     grad: torch.Tensor, input_size: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
 ) -> torch.Tensor:
-    """Return the gradient of what was packed."""
+    """Return the gradient of the packed elements."""
     output = grad.new_empty(tuple(input_size) if not batch_first else (input_size[1], input_size[0], *input_size[2:]))
     return output.transpose(0, 1) if batch_first else output
 
 
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Return whether each row of the mask begins with what it keeps."""
-    _want(mask, "aten::_nested_tensor_from_mask_left_aligned")
+    """Return whether the kept elements of each row of the mask come first."""
+    _require_known(mask, "aten::_nested_tensor_from_mask_left_aligned")
     return bool(torch.ops.aten._nested_tensor_from_mask_left_aligned(torch.empty(*mask.shape, 1), mask))
 
 
-def _want(tensor: torch.Tensor, name: str) -> None:
+def _require_known(tensor: torch.Tensor, name: str) -> None:
     if tensor.device.type == "meta":
-        raise DataDependentError.of_op(name, "the numbers of its lengths")
+        raise DataDependentError.of_op(name, "sequence lengths")
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""The shape rules of a run: what stands for torch's own, and what is assumed where a result depends on numbers."""
+"""The shape rules of a run: replacements of torch's, and assumed sizes of data-dependent results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.assumptions import can_be_assumed, check_assumptions, given_for, read_value
+from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, read_value
 from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
 from fvflops.capture.shapes.rules import (
@@ -29,7 +29,7 @@ from fvflops.capture.shapes.rules import (
 
 Rule = Callable[..., Any]
 
-# Each is called as the op is, with tensors on the meta device, and returns what the op would.
+# Each has the op's signature, takes tensors on the meta device, and returns the op's result.
 RULES: dict[str, Rule] = {
     **attention.RULES,
     **convolutions.RULES,
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     **sequences.RULES,
 }
 
-# Where torch's rule is right for CUDA, and the CPU's kernel differs.
+# Rules for the CPU, where torch's rule is right for CUDA only.
 CPU_RULES: dict[str, Rule] = {
     **embedding_bag.CPU_RULES,
     **convolutions.CPU_RULES,
@@ -64,11 +64,11 @@ CPU_RULES: dict[str, Rule] = {
 
 
 class ShapeRules:
-    """What a shape run does where torch's own shape rule does not serve.
+    """Rules that replace or complement torch's shape rules.
 
-    `assume` gives sizes, or values, to ops whose result depends on numbers, by op name; a mistake in it raises
-    ValueError. `exact` forbids a rule that gives an upper bound only; `device` is the one whose kernels are imitated.
-    `bounds` are the ops for which a bound was taken, `supposed` what others were taken to do for want of a number.
+    `assume` gives sizes, or values, for data-dependent ops by op name; invalid entries raise ValueError. `exact`
+    excludes rules that give an upper bound only; `device` is the device whose kernels are imitated. `bounds` are the
+    ops for which an upper bound was used, `assumed` the assumptions about other data-dependent ops.
 
     >>> rows = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
     >>> rows(torch.empty(3, 5, device="meta")).shape
@@ -82,17 +82,17 @@ class ShapeRules:
         check_assumptions(self.assume)
         self.exact = exact
         self.bounds: set[str] = set()
-        self.supposed: dict[str, str] = {}
+        self.assumed: dict[str, str] = {}
         self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
     def replacement_for(self, name: str) -> Rule | None:
-        """Return the rule that stands for torch's, called as the op is, with tensors on the meta device."""
+        """Return the rule that replaces torch's, with the op's signature, for tensors on the meta device."""
         return self._rules.get(name)
 
     def assumed_size(self, name: str) -> Rule | None:
-        """Return the rule of an op whose size or value was given or can be bounded, or None."""
+        """Return the rule of an op whose size or value is assumed or bounded, or None."""
         packet = data_dependent.selection_of(name)
-        given = given_for(name, self.assume)
+        given = assumption_for(name, self.assume)
         if packet in data_dependent.VALUES:
             return None if given is None else partial(read_value, packet, given)
         build = data_dependent.SIZED.get(packet)
@@ -105,11 +105,11 @@ class ShapeRules:
         return None
 
     def is_data_dependent(self, name: str) -> bool:
-        """Return whether the op's result, or its size, depends on the numbers in its arguments."""
+        """Return whether the op's result, or its size, depends on its arguments' values."""
         return name in data_dependent.NEED_VALUES or data_dependent.selection_of(name) in data_dependent.NEED_VALUES
 
     def can_assume(self, name: str) -> bool:
-        """Return whether `assume` takes the op."""
+        """Return whether `assume` accepts the op."""
         return can_be_assumed(name)
 
     def _bounded(self, name: str, build: Rule, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +118,10 @@ class ShapeRules:
         return result
 
     def about(self) -> dict[str, str]:
-        """Return what a Trace tells of what was taken for granted."""
+        """Return the bounds and assumptions for the Trace's metadata."""
         about = {}
         if self.bounds:
             about["bounds"] = ", ".join(sorted(self.bounds))
-        if self.supposed:
-            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.supposed.items()))
+        if self.assumed:
+            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.assumed.items()))
         return about
