@@ -1,4 +1,4 @@
-"""Traces as JSON text, written and read; what is read is checked."""
+"""Encode a Trace as JSON text, decode and validate it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fvflops.trace.validation import validate
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
-_SHOWN = 200  # characters of what is wrong
+_SHOWN = 200  # characters of an invalid value in a message
 
 T = TypeVar("T", bound=TraceColumns)
 
 
 def encode(trace: TraceColumns) -> str:
-    """Return a trace as JSON text, its events by column."""
+    """Return a trace as JSON text, its events in columnar form."""
     return json.dumps(
         {
             "format": _FORMAT,
@@ -56,7 +56,7 @@ def encode(trace: TraceColumns) -> str:
 
 
 def decode(text: str, make: Callable[..., T]) -> T:
-    """Return the trace of a JSON text, made of its columns by `make`; text that is no whole trace raises TraceError."""
+    """Decode JSON text into the trace that `make` builds from its columns; invalid text raises TraceError."""
     try:
         record = json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Check a Trace that was read: every field is of its type, and what an index names is there."""
+"""Validate a decoded Trace: types of all fields, ranges of all indexes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 60
 
 
 def validate(trace: TraceColumns, phases: Collection[str]) -> None:
-    """Raise ValueError, in one line, where a Trace holds what no recording puts there.
+    """Raise ValueError, in one line, where a Trace contains values that no recording produces.
 
-    It takes time in proportion to the length, and looks at columns rather than at single events.
+    Takes linear time; checks whole columns rather than single events.
     """
     _check_modules(trace.modules.places)
     _check_regions(trace)
@@ -64,7 +64,7 @@ def _check_place(place: ModuleInfo) -> None:
     )
     _check_types(where, (place.has_forward,), bool)
     _check_types(where, (key for key, _ in place.children), str)
-    for key, path in place.children:  # so that no module lies in itself
+    for key, path in place.children:  # so that no module contains itself
         if path is not None and path != (f"{place.name}.{key}" if place.name else key):
             raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
     for parameter in (*place.parameters, *place.buffers):
