@@ -1,4 +1,4 @@
-"""List the calls of ops and of modules in a Trace, each with what it comes to."""
+"""List the op calls and module calls of a Trace, each with its cost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Callee, Span
 
-# Where a storage was before the run, and has a name.
+# Origins of storages that have a name.
 _NAMED = ("parameter", "buffer")
 
 
 def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
-    """Return the op calls of a Trace in the order in which they began; one that keeps no order raises TraceError.
+    """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    FLOPs and multiply-adds are by `cost_model`, activations by the other. A call of a module or a function that the
-    cost model counts as one has a line before those of the ops in it.
+    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A call of a module or a function that is
+    counted as a whole precedes the ops in it, as a record of its own.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -47,7 +47,7 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
         op, target, name = _name_call(trace, item)
         scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
         columns: dict[str, Any] = {}
-        if event is not None:  # what a region took is that of the ops in it, which have lines of their own
+        if event is not None:  # time and memory of a region are listed at its ops
             reads, made = flow.follow(event, len(calls))
             columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": made}
             if event.line is not None:
@@ -80,14 +80,14 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
 def list_module_calls(
     trace: Trace, cost_model: CostModel, activations: CostModel | None = None
 ) -> tuple[ModuleCall, ...]:
-    """Return the calls of modules in the order in which they began; a Trace that keeps no order raises TraceError.
+    """Return the module calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    A call has all that ran in it; neither a backward pass nor an optimizer calls a module. FLOPs and multiply-adds are
-    by `cost_model`, activations by the other.
+    A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
+    multiply-adds are by `cost_model`, activations by `activations`.
     """
     elements = trace.modules.count_parameters()
     calls: list[ModuleCall] = []
-    # Of each thread of each rank the numbers of the calls that are open, with their depths.
+    # Per thread of each rank: index and depth of the open calls.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
     for told in _annotate(trace, cost_model, activations):
@@ -121,7 +121,7 @@ def list_module_calls(
 
 
 def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
-    """Return what op calls come to by the line of source that makes them, most FLOPs first.
+    """Sum op calls by the source line that makes them, most FLOPs first.
 
     >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
     >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
@@ -146,7 +146,7 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
 
 
 class _Annotated(NamedTuple):
-    """A span with its item, an op's event, and its activations by itself and with what ran in it, None for no table."""
+    """A span with its callee, an op's event, and its activations without and with children, None without a table."""
 
     span: Span
     item: Callee
@@ -175,16 +175,16 @@ def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None
 
 
 class _Flow:
-    """What flows from call to call: which one computed last what is in each storage."""
+    """Data flow between calls: which call last wrote to each storage."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._made: dict[int, int] = {}
 
     def follow(self, event: Event, number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the parameters that a call reads and the numbers of those that computed the rest; note what it does.
+        """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
 
-        A view of a storage computes nothing.
+        A view of a storage writes nothing.
         """
         storages = self._trace.storages
         named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED]
@@ -197,7 +197,7 @@ class _Flow:
 
 
 def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
-    """Return the op, the target and the name of the calls of an item."""
+    """Return `op`, `target` and `name` for the calls of a callee."""
     if item.kind == "module":
         place = trace.modules.places[item.name]
         return place.class_name, place.classes[0] if place.classes else place.class_name, place.class_name

@@ -1,4 +1,4 @@
-"""The timeline of a trace: its events nested in each other, with what each comes to by a table."""
+"""Build the timeline of a trace: its nested calls, with times and costs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
-# Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
+# Limit of tensors listed for one op, such as an optimizer's step of all parameters.
 _NAMED = 16
 
 
 def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
-    """Return the timeline of a trace, its FLOPs and multiply-adds by a cost model.
+    """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model.
 
-    `traffic_model` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
-    what the lifetimes of the storages come to: on all devices together, with what was there before, from its start. A
-    region that was left without an exit, because the recording ended or was paused, lasts as long as what ran in it.
+    Bytes moved are by `traffic_model`, unknown without it. Memory is measured, else derived from the lifetimes of the
+    storages: on all devices together, including what was allocated before the run. A region without an exit, because
+    the recording ended or was paused, spans the calls inside it.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -88,7 +88,7 @@ def _describe_call(
 
 
 class _Items:
-    """The items of a trace's calls, numbered as they are first asked for."""
+    """Callees of a trace, indexed in order of first use."""
 
     def __init__(
         self, trace: Trace, cost_model: CostModel, traffic_model: CostModel | None, costs: Mapping[int, RegionCost]
@@ -101,7 +101,7 @@ class _Items:
         self._numbers: dict[tuple[str, int], int] = {}
 
     def of_op(self, index: int) -> int:
-        """Return the number of the item of an op's signature."""
+        """Return the index of the callee of an op's signature."""
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
@@ -114,7 +114,7 @@ class _Items:
         return number
 
     def of_region_call(self, index: int) -> int:
-        """Return the number of the item of a region's signature."""
+        """Return the index of the callee of a region's signature."""
         number = self._numbers.get(("exit", index))
         if number is None:
             region, inputs, outputs = self._parts(index)
@@ -126,7 +126,7 @@ class _Items:
         return number
 
     def of_region(self, region: int) -> int:
-        """Return the number of the item of a region of which no more is known."""
+        """Return the index of the callee of a region whose signature is unknown, since it did not return."""
         number = self._numbers.get(("enter", region))
         if number is None:
             number = self._add(("enter", region), Callee(*self._trace.regions[region], frame=region))
@@ -159,14 +159,14 @@ def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
 
 
 def _sum(costs: tuple[OpCost, ...], part: str) -> int | None:
-    """Return the sum of what is known, None where nothing is."""
+    """Return the sum over the supported costs, None where there are none."""
     known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNKNOWN]
-    # A handle that a program set may have returned an integer of numpy.
+    # A user's handle may have returned a NumPy integer.
     return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
 
 
 class _Worth(NamedTuple):
-    """What a call and all that runs in it come to."""
+    """Cost of a call including its children."""
 
     flops: int = 0
     macs: int = 0
@@ -180,7 +180,7 @@ class _Worth(NamedTuple):
 
 @dataclass(slots=True)
 class _Opened:
-    """The call of a region that is open: the place of its span, and what ran in it so far."""
+    """An open region call: the index of its span, its cost and times so far."""
 
     place: int
     worth: _Worth = field(default_factory=_Worth)
@@ -195,7 +195,7 @@ class _Opened:
 
 
 class _Walk:
-    """One walk over the events of a trace, which makes the spans; that of a region is made when it is left."""
+    """Build spans from the events of a trace; a region's span is completed at its exit."""
 
     def __init__(self, trace: Trace, items: _Items, covered: frozenset[tuple[int, str]]) -> None:
         self._trace = trace
@@ -238,7 +238,7 @@ class _Walk:
         self._spans.append(_span(event, 0, call.depth, _Worth()))
 
     def _close(self, call: RegionCall, item: int, event: Event | None = None) -> None:
-        """Make the span of a region's call; `event` is that of its end, None where it was not seen."""
+        """Complete the span of a region's call; `event` is its exit, None where none was recorded."""
         one = self._opened.pop(call)
         worth = one.worth
         first = call.begin
@@ -286,7 +286,7 @@ def _end(event: Event) -> int | None:
 
 
 class _Held:
-    """The bytes that a trace's storages hold; those that no op made are there from the start."""
+    """Bytes of the live storages of a trace; storages that no op created are live from the start."""
 
     def __init__(self, trace: Trace) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
@@ -295,7 +295,7 @@ class _Held:
         self.bytes = sum(self._sizes[index] for index in self._alive)
 
     def make(self, storages: tuple[int, ...]) -> int:
-        """Note what an op wrote to, and return the bytes that are held then."""
+        """Mark the storages that an op wrote to as live, and return the live bytes."""
         for index in storages:
             if index not in self._alive and index not in self._gone:
                 self._alive.add(index)
@@ -303,7 +303,7 @@ class _Held:
         return self.bytes
 
     def free(self, index: int) -> None:
-        """Note that a storage is gone."""
+        """Mark a storage as freed."""
         self._gone.add(index)
         if index in self._alive:
             self._alive.remove(index)

@@ -1,4 +1,4 @@
-"""Cost model in bytes: by signatures, and by what a trace's events tell of the storages of each call."""
+"""Cost model of memory traffic, from signatures and from the storages in a trace's events."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NO_STOPS = StopsAt()
 
 
 class TrafficCostModel:
-    """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
+    """Bytes of calls; `part` is "moved" (read and written), "read" or "written". Regions are counted by their ops.
 
-    `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
-    in `stops_at` are to be recorded whole, as one kernel; any other trace can be counted too.
+    `sights` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in `stops_at`
+    are to be recorded as one kernel; any other trace can be counted too.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class TrafficCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that are taken for one kernel."""
+        """The composite ops that count as one kernel."""
         return self._stops_at
 
     @property
     def counts_modules(self) -> bool:
-        """False: a module is looked into."""
+        """False: modules are counted by the ops in them."""
         return False
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
-        """Return what one call reads and writes, None where that is not known."""
+        """Return the traffic of one call, None where unknown."""
         return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
+        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where they cannot be determined."""
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
@@ -61,17 +61,17 @@ class TrafficCostModel:
         return (OpCost(label, Status.COUNTED if read + written else Status.FREE, value),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return None: look inside."""
+        """Return None: count the ops in it."""
         return None
 
 
 def split_by_aliasing(
     trace: Trace, part: str = "moved", *, keep_events: bool = False
 ) -> tuple[Trace, TrafficCostModel]:
-    """Return a trace that tells calls apart by what their storages say of them, and the cost model that knows it.
+    """Return a trace with separate signatures for calls that differ in aliasing, and the cost model for it.
 
-    Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
-    trace is aggregated unless `keep_events`. A trace without events is returned as it is.
+    Calls of one signature may differ: one `reshape` is a view, the next a copy. The trace is aggregated unless
+    `keep_events`. A trace without events is returned unchanged.
     """
     if trace.events is None:
         return trace, TrafficCostModel(part)
@@ -96,7 +96,7 @@ def split_by_aliasing(
         if number is None:
             number = numbers[item, sight] = len(signatures)
             signature = trace.signatures[item]
-            signature = replace(signature) if item in first else signature  # the sights are kept by identity
+            signature = replace(signature) if item in first else signature  # `sights` is keyed by identity
             first.add(item)
             signatures.append(signature)
             sights[id(signature)] = signature, sight
@@ -115,13 +115,13 @@ def _storage_infos(
         return StorageInfo()
     storages = [sizes[index] for index in reads]
     held = sum(storages)
-    # A storage that was empty when it was first seen has grown since.
+    # A storage that was recorded as empty has been resized since.
     bounds = bool(storages) and all(storages) and held < by_shape
     return StorageInfo(not set(writes).issubset(reads) if writes else None, held if bounds else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:
-    """Return the bytes of all that goes in, None where it is not all in storages that a trace knows."""
+    """Return the bytes of all inputs by shape, None where some have no storage in the trace or an unknown dtype."""
     specs = list(tensors_in(signature.inputs))
     if any(spec.layout != "strided" for spec in specs):
         return None
