@@ -1,4 +1,4 @@
-"""The loading of a table: a name, path or URI in, a FormulaTable out, with everything that it extends merged in."""
+"""Load a FormulaTable by name, path or URI, merged with all tables that it extends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WORD = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
-# Files that fvflops ships beside its tables.
+# Shipped YAML files that are no tables.
 _NO_TABLES = ("devices",)
 
 Rows = dict[str, tuple[Row, Node]]
@@ -57,7 +57,7 @@ def shipped_tables() -> list[str]:
 def load_table(name: str) -> FormulaTable:
     """Return a table: a shipped one by name, or one at a local path or a URI that iopath knows.
 
-    Every mistake raises TableError, whose message starts with the file and the line. Shipped tables are read once.
+    Errors raise TableError, whose message starts with the file and the line. Shipped tables are cached.
 
     >>> load_table("fvcore").multiply_add
     1
@@ -74,7 +74,7 @@ def load_table(name: str) -> FormulaTable:
 
 
 def resolve_table(table: str | FormulaTable) -> FormulaTable:
-    """Return a table that may be given by its name, path or URI.
+    """Return a table given as such, or by its name, path or URI.
 
     >>> resolve_table("fvcore") is resolve_table(resolve_table("fvcore"))
     True
@@ -93,7 +93,7 @@ def _locate(name: str, base: str | None) -> str:
 
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> str:
-    """Return where a table of this name is shipped, or nothing."""
+    """Return the URI of a shipped table, "" if there is none."""
     path = f"{paths.SCHEME}{name}.yaml"
     return path if _WORD.fullmatch(name) and name not in _NO_TABLES and paths.exists(path) else ""
 
@@ -103,7 +103,7 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     base = FormulaTable("")
     if "extends" in fields:
         base = _load_base(fields["extends"], path, (*chain, path))
-    # A shipped table must load on an older torch, which lacks some of its ops: its own test checks it.
+    # Not shipped tables: they must load on an older torch, which lacks some of their ops; tests check them.
     checked = not path.startswith(paths.SCHEME)
     constants = {**base.constants, **_read_constants(fields)}
     ops = _read_ops(fields, partial(check_op, constants=constants) if checked else None)
@@ -131,7 +131,7 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
 
 
 def _omit(table: FormulaTable) -> FormulaTable:
-    """Return a table in which nothing is counted: what was, is omitted."""
+    """Return a table with all counted rows changed to omitted."""
     rows = {name: _omit_row(row) for name, row in table.rows.items()}
     return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
 
@@ -173,7 +173,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
-    """Return the rows of the ops of one file, short forms included, each with the node to blame."""
+    """Return the rows of the ops of one file, short forms included, each with its node for errors."""
     rows: Rows = {}
     for kind in ("free", "omitted"):
         for item in fields[kind].items(kind) if kind in fields else ():
@@ -195,7 +195,7 @@ def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None
 
 
 def _read_family(node: Node) -> Rows:
-    """Return the rows of a family, one for each of its ops, each with the node to blame."""
+    """Return the rows of a family, one for each of its ops, each with its node for errors."""
     fields = dict(node.fields("a family"))
     if "ops" not in fields:
         raise node.error("a family names no ops: write ops: [aten::exp, aten::exp2]")
@@ -245,7 +245,7 @@ def _read_count(node: Node) -> int:
 
 
 def _merge(base: Mapping[str, Row], nearer: Mapping[str, Row]) -> dict[str, Row]:
-    """Return both, the nearer winning: a row for an op replaces inherited rows of its overloads and its in-place form.
+    """Merge rows: a row of the extending table replaces inherited rows of the op, its overloads and its in-place form.
 
     Without that, `aten::relu: {flops: numel(out)}` would leave an inherited `aten::relu_: free` in force.
     """

@@ -1,4 +1,4 @@
-"""The check of a user's table: every row against torch's schemas, so that loading tells its mistakes."""
+"""Check the rows of a user's table against torch's schemas when it is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 
 
 def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
-    """Raise TableError where a row of an op or a function names what does not exist, or cannot be computed.
+    """Raise TableError where a row of an op or a function refers to unknown names, or cannot be evaluated.
 
     `constants` are those of its table.
     """
@@ -50,7 +50,7 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 
 
 def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
-    """Raise TableError where a row of a module class cannot be computed."""
+    """Raise TableError where the class of a row does not exist, or the row cannot be evaluated."""
     if row.kind == "decompose":
         raise node.error(f"{row.name}: a module that is not in the table is looked into anyway")
     if not all(part.isidentifier() for part in row.name.split(".")):
@@ -100,7 +100,7 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
         raise node.error(f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name")
     if not overloads:
         return pattern.names
-    # An overload that writes to `out` has that tensor among its arguments, after those that a pattern is about.
+    # An out= overload has `out` among its tensor arguments, after those that a pattern describes.
     room = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
     if pattern.arguments is None and room and len(pattern.items) > max(room):
         raise node.error(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")

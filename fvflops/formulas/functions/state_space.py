@@ -1,9 +1,9 @@
-"""The state space: the products of Mamba's fused functions, whose kernels no dispatch mode sees.
+"""Multiply-adds of Mamba's fused functions, whose kernels bypass the dispatcher.
 
-A selective scan keeps a state of N numbers for each channel. At each step a channel updates each of them, a
-multiply-add h = a * h + b, and reads them, a multiply-add into y: 2 * N multiply-adds for each element of the input.
-What makes a and b, the gate and the skip connection are elementwise, and not counted, as in a recurrent layer. A scan
-in chunks (Mamba-2) is counted as the same recurrence: the size of a chunk is the kernel's choice.
+A selective scan has a state of size N per channel. Each step updates each state element, a multiply-add
+h = a * h + b, and reads it, a multiply-add into y: 2 * N multiply-adds per input element. The discretisation (a and
+b), the gate and the skip connection are elementwise and not counted, as in a recurrent layer. A chunked scan (Mamba-2)
+is counted as the same recurrence: the chunk size is an implementation detail of the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def count_mamba_inner(call: Call) -> Cost:
     """Return the cost of Mamba's inner function: its convolution, three projections and the scan.
 
     The tensors are xz [B, 2D, L], the convolution's weight [D, 1, W], those of the projections [R + 2N, D], [D, R] and
-    [E, D], and A [D, N], in this order; biases may stand between them. Source: arXiv:2312.00752, and `MambaInnerFn` of
+    [NOPE
     mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -47,8 +47,8 @@ def count_mamba_split_scan(call: Call) -> Cost:
 
     The tensors are zxbcdt [B, L, 2 * M + 2 * D + 2 * G * N + H], the convolution's weight [D + 2 * G * N, W] and
     perhaps its bias, the bias of the steps [H], A [H], and the skip [H] or [H, P]. Then perhaps an initial state
-    [B, H, P, N], the sequences' numbers, the norm's weight, and the projection's weight [E, M + D]. The number of
-    groups G is not among them: it is taken for 1, unless an initial state tells N. Source: arXiv:2405.21060, and
+    [B, H, P, N], the sequence indices, the norm's weight, and the projection's weight [E, M + D]. The number of groups
+    G is not among them: 1 is assumed, unless an initial state determines N. Source: arXiv:2405.21060, and
     `MambaSplitConv1dScanCombinedFn` of mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -77,6 +77,6 @@ def count_mamba_split_scan(call: Call) -> Cost:
 
 
 def _check(fits: bool, what: str, call: Call) -> None:
-    """Raise ValueError where the tensors are not those of the function: another one may have its class name."""
+    """Raise ValueError where the tensors are not those of the function: another class may have its name."""
     if not fits:
         raise ValueError(f"the tensors of {call.op} are not those of {what}")

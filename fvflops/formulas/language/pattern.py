@@ -1,4 +1,4 @@
-"""The pattern: letters for the dimensions of a call's tensors, such as "*b k, n k"."""
+"""Shape patterns: names for the dimensions of a call's tensors, such as "*b k, n k"."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _WORD = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be read, or that does not fit the shapes of a call."""
+    """A pattern that cannot be parsed, or that does not match the shapes of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which shapes an op takes, one item for each tensor.
+    """Shapes of an op's tensors, one item for each.
 
-    Written positional it is a text with commas, for the op's arguments of type Tensor or Tensor? in schema order,
-    tensors at the end left out at will; written by name it is a mapping from argument name to item. An item has words
-    parted by spaces: a name binds a dimension, and means the same size wherever it stands; a number is that size;
-    `*b` stands for any number of dimensions and binds their product; `...` for any number, binding nothing. The item
-    `_` skips a tensor, given or not, and `()` is a tensor without dimensions.
+    A comma-separated text applies to the op's arguments of type Tensor or Tensor? in schema order, and may omit
+    trailing tensors; a mapping goes from argument name to item. An item has words separated by spaces: a name binds a
+    dimension, and is the same size everywhere; a number is that size; `*b` matches any number of dimensions and binds
+    their product; `...` matches any number and binds nothing. The item `_` skips a tensor, present or not, and `()` is
+    a 0-dimensional tensor.
 
     >>> Pattern.parse("*b k, n k").names == {"b", "k", "n"}
     True
@@ -44,11 +44,11 @@ class Pattern:
 
     @staticmethod
     def parse(text: str | Mapping[str, str]) -> Pattern:
-        """Return the pattern that a text, or a mapping of argument name to text, says; else raise PatternError."""
+        """Parse a text, or a mapping of argument name to text; a syntax error raises PatternError."""
         return _parse(text) if isinstance(text, str) else _parse_named(tuple(text.items()))
 
     def match(self, call: Call) -> dict[str, int]:
-        """Return what each name is bound to; shapes that do not fit raise PatternError, which replays both.
+        """Return name → size; shapes that do not match raise PatternError, which quotes both.
 
         >>> matrix = TensorSpec((2, 3, 8))
         >>> call = Call("aten::linear", {"x": matrix, "w": TensorSpec((5, 8))}, (), "l(Tensor x, Tensor w) -> Tensor")

@@ -1,4 +1,4 @@
-"""The exact product of several tensors: einsum and _trilinear, with the multiplications and sums outside matmuls."""
+"""Exact cost of einsum and _trilinear, including the multiplications and sums outside of matrix products."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fvflops.formulas.language.call import Call
 def count_exact_einsum(call: Call) -> Cost:
     """Return the cost of an einsum as torch runs it: matrix products, elementwise products and sums.
 
-    An index that one operand alone still has is summed before the product, an addition for each of its elements; a
-    product without an index to sum is multiplications. Takes aten::einsum; see `count_einsum`.
+    An index of one operand only is summed before the product, an addition per element; a product without contracted
+    indices is multiplications. For aten::einsum; see `count_einsum`.
 
     >>> from fvflops.trace import TensorSpec
     >>> pair = (TensorSpec((2, 3)), TensorSpec((4,)))
@@ -50,7 +50,7 @@ def _prices(call: Call) -> tuple[int, int]:
 
 
 def _outside(left: list[int], right: list[int], summed: Collection[int], add: int, multiply: int) -> int:
-    """Return the flops of one product that are no multiply-adds."""
+    """Return the FLOPs of one product that are no multiply-adds."""
     if not summed:
         return multiply * math.prod(multiply_pair(left, right, summed)[1])
     pairs = ((left, right), (right, left))
