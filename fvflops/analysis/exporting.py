@@ -1,4 +1,4 @@
-"""The exporting: a Trace written to a file that other programs draw, in the format that the path's ending says."""
+"""Export a Trace as a timeline or flame graph for other programs, in a format chosen by the file extension."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.reports import EXPORTS
 from fvflops.trace import Trace
 from fvflops.trace.timeline import WEIGHTS
 
-# The ending of a path → its format; the first that fits counts.
+# File extension → format; the first match is used.
 ENDINGS: Mapping[str, str] = {
     ".speedscope.json": "speedscope",
     ".json": "chrome-trace",
@@ -22,7 +22,7 @@ ENDINGS: Mapping[str, str] = {
 
 
 def prepare_export(path: str | os.PathLike[str], format: str | None = None, weight: str | None = None) -> str:
-    """Return the format of an export, after a look at all that can be wrong before there is a Trace to write.
+    """Return the format of an export, after checking path, format and weight before a Trace is recorded.
 
     >>> prepare_export("fvflops.svg")
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ give a format, one of chrome-trace, speedscope, flame-graph
 def write_export(
     trace: Trace, cost_model: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
 ) -> None:
-    """Write a Trace to a file in a format that `prepare_export` returned; a weight that is not known raises TraceError.
+    """Write a Trace in a format that `prepare_export` returned; a weight without data raises TraceError.
 
     FLOPs and multiply-adds are by the cost model.
     """

@@ -1,4 +1,4 @@
-"""The trace file: a saved Trace read back, whatever somebody has put there."""
+"""Load a Trace from an untrusted file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT = 1 << 28  # characters; a forward pass through 50,000 modules takes an ei
 
 
 def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:
-    """Return the Trace that was saved as JSON at a path or URI; whatever is no such file raises TraceError.
+    """Return the Trace saved as JSON at a path or URI; any other file raises TraceError.
 
     The message names the file. One of more than `limit` characters is not read.
 
@@ -22,7 +22,7 @@ line 1 column 1 (char 0)); save it again
     """
     name = os.fspath(path)
     try:
-        # As a trace is saved, a character is a byte.
+        # The JSON of a saved Trace is ASCII: a character is a byte.
         if "://" not in name and os.path.isfile(name) and os.path.getsize(name) > limit:
             raise _too_large(name, limit)
         text = paths.read_text(name, limit)
