@@ -68,10 +68,10 @@ def check_writable(path: str) -> None:
         if not was_there:
             os.remove(target)
     except (OSError, ValueError) as error:  # a name with a NUL or a lone surrogate raises ValueError
-        said = (error.strerror if isinstance(error, OSError) else None) or error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         if isinstance(error, FileExistsError):
-            said = f"{error.filename} is no folder"
-        raise OSError(f"{path} cannot be written: {said}; choose another path") from None
+            reason = f"{error.filename} is no folder"
+        raise OSError(f"{path} cannot be written: {reason}; choose another path") from None
     finally:
         for folder in made:
             with suppress(OSError):  # it was not created, or another process has added a file
@@ -99,12 +99,12 @@ def append_text(path: str, text: str) -> None:
     """Append text to a file; missing folders are created."""
     if "://" not in path:
         make_folder(os.path.dirname(path) or ".")
-    with _naming(path), open_text(path, "a") as file:
+    with _adding_file_name(path), open_text(path, "a") as file:
         file.write(text)
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _adding_file_name(path: str) -> Iterator[None]:
     """Add the file name to an OSError without one, such as that of a full disk."""
     try:
         yield
@@ -118,7 +118,7 @@ def _naming(path: str) -> Iterator[None]:
 def _replacing(path: str, mode: str) -> Iterator[Any]:
     """Open a temporary file in the same folder, and move it to `path` when it is complete."""
     if path.startswith(SCHEME) or "://" in path or _is_special(path):
-        with _naming(path), _open(path, mode) as file:
+        with _adding_file_name(path), _open(path, mode) as file:
             yield file
         return
     make_folder(os.path.dirname(path) or ".")
@@ -126,24 +126,24 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
     if os.path.exists(target):
         _open(path, "a").close()  # replacing needs the folder's permissions: check the file's too
     # Other machines may write to the folder too: the name is globally unique.
-    beside = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
+    temporary = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
     try:
-        file = _open(beside, mode.replace("w", "x"))
+        file = _open(temporary, mode.replace("w", "x"))
     except OSError:
-        beside, file = "", _open(path, mode)
+        temporary, file = "", _open(path, mode)
     try:
-        with _naming(path), file:
+        with _adding_file_name(path), file:
             yield file
-        if beside:
+        if temporary:
             if os.path.exists(target):
-                known = os.stat(target)
+                old_status = os.stat(target)
                 with suppress(OSError):  # only root may change the owner
-                    os.chown(beside, known.st_uid, known.st_gid)
-                os.chmod(beside, known.st_mode)
-            os.replace(beside, target)
+                    os.chown(temporary, old_status.st_uid, old_status.st_gid)
+                os.chmod(temporary, old_status.st_mode)
+            os.replace(temporary, target)
     except BaseException:
-        if beside and os.path.lexists(beside):
-            os.remove(beside)
+        if temporary and os.path.lexists(temporary):
+            os.remove(temporary)
         raise
 
 

@@ -55,19 +55,19 @@ class ByteCountAnalysis(ModelAnalysis):
         """Return the counts of the model's run in bytes; an op without traffic is free."""
         if self._counts is None:
             trace, cost_model = split_by_aliasing(self.trace(), self._part)
-            self._counts = count(trace, self._after_handles(cost_model), "bytes")
+            self._counts = count(trace, self._with_handles(cost_model), "bytes")
             self._warn(self._counts)
         return self._counts
 
     def _cost_model(self) -> CostModel:
-        return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
+        return self._with_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
     def _missing_stops(self, trace: Trace) -> list[str]:
         """Return the ops with a handle that the trace has decomposed; without handles any trace will do."""
-        stops = self._after_handles(TrafficCostModel(self._part)).stops_at
+        stops = self._with_handles(TrafficCostModel(self._part)).stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _after_handles(self, cost_model: CostModel) -> CostModel:
+    def _with_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
             return HandleCostModel(cost_model, self._handles, self._module_handles)
         return cost_model

@@ -38,8 +38,8 @@ def load_program(path: str | os.PathLike[str]) -> Any:
             warnings.simplefilter("ignore")  # torch.export itself calls deprecated functions of torch
             return torch.export.load(name)
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
-        raise ValueError(f"{name}: this is no program of torch.export: {said}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+        raise ValueError(f"{name}: this is no program of torch.export: {reason}") from error
 
 
 def record_program(

@@ -27,9 +27,9 @@ def bind_inputs(
     if inputs is None:
         return (), extra
     if isinstance(inputs, Mapping):
-        twice = sorted(inputs.keys() & extra.keys())
-        if twice:
-            raise TypeError(f"{', '.join(map(repr, twice))} stands both in the inputs and in kwargs: name it once")
+        duplicates = sorted(inputs.keys() & extra.keys())
+        if duplicates:
+            raise TypeError(f"{', '.join(map(repr, duplicates))} stands both in the inputs and in kwargs: name it once")
         if not _takes(model, (), {**inputs, **extra}) and _takes(model, (inputs,), extra):
             return (inputs,), extra
         return (), {**inputs, **extra}

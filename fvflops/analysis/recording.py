@@ -109,7 +109,7 @@ class record(FlopCountAnalysis):
         except BaseException:
             # `__exit__` is not called if `__enter__` raises. If a signal handler raises between here and the with
             # block, `__del__` ends the recording.
-            self._leave(complete=False)
+            self._finish(complete=False)
             raise
         return self
 
@@ -119,9 +119,9 @@ class record(FlopCountAnalysis):
         goes_on = self._session is not None
         if error is not None and self._session is not None:
             self._session.explain(error)
-        self._leave(complete=error is None)
+        self._finish(complete=error is None)
         if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
-            self._hand_over()
+            self._call_on_trace_ready()
 
     @property
     def steps(self) -> tuple[Trace, ...]:
@@ -142,7 +142,7 @@ class record(FlopCountAnalysis):
             self._end(complete=True, stepped=True)
             self._step += 1
         if action == "record_and_save":
-            self._hand_over()
+            self._call_on_trace_ready()
         elif self._action() not in ACTIVE:
             self._new = 0  # a user-defined schedule has aborted the cycle
         self._begin()
@@ -159,14 +159,14 @@ class record(FlopCountAnalysis):
         (21, 28)
         """
         if not self._recorded:
-            raise TraceError(self._nothing("no step was recorded to its end"))
+            raise TraceError(self._explain_missing("no step was recorded to its end"))
         convention = self._table, dict(self._handles), dict(self._module_handles)
         counted_by, counts = self._step_counts
         if counted_by != convention:
             counts = []
             self._step_counts = convention, counts
         for trace in self._recorded[len(counts) :]:
-            counts.append(count_step(self._answering(trace), self._cost_model(), self._metric or "handles"))
+            counts.append(count_step(self._check_decomposed(trace), self._cost_model(), self._metric or "handles"))
         return summarise_steps(counts, self._metric or "handles")
 
     def pause(self) -> None:
@@ -207,7 +207,7 @@ class record(FlopCountAnalysis):
 
     def trace(self) -> Trace:
         """Return the Trace of all steps together; before anything was recorded it raises TraceError."""
-        self._forget_what_is_old()
+        self._invalidate_results()
         if self._trace is None:
             parts = list(self._recorded)
             if self._rest is not None:
@@ -215,9 +215,9 @@ class record(FlopCountAnalysis):
             if self._session is not None:
                 parts.append(self._session.trace())
             if not parts:
-                raise TraceError(self._nothing("nothing was recorded"))
+                raise TraceError(self._explain_missing("nothing was recorded"))
             self._trace = parts[0] if len(parts) == 1 else Trace.merge(parts)
-        return self._answering(self._trace)
+        return self._check_decomposed(self._trace)
 
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree, with owners such as "<before recording>" if any ops count for them."""
@@ -226,18 +226,18 @@ class record(FlopCountAnalysis):
 
     def counts(self) -> Counts:
         """Return the counts of the recording: every entry, with its op, scope, phase and status."""
-        self._forget_what_is_old()
+        self._invalidate_results()
         return super().counts()
 
     def _table_of_counts(self) -> dict[str, Counter[str]]:
-        self._forget_what_is_old()
+        self._invalidate_results()
         return super()._table_of_counts()
 
     def _warn(self, counts: Counts) -> None:
         if self._session is None:  # else the recording is not finished
             super()._warn(counts)
 
-    def _forget_what_is_old(self) -> None:
+    def _invalidate_results(self) -> None:
         """Invalidate cached results if the recording has continued since."""
         length = -1 if self._session is None else self._session.length
         if length != self._length:
@@ -252,7 +252,7 @@ class record(FlopCountAnalysis):
         # Installed patches refer to the session; they must not refer to this object, whose `__del__` ends it.
         return self._new_session(stops_at=cost_model.stops_at, weigh=partial(estimate_by, cost_model))
 
-    def _leave(self, *, complete: bool) -> None:
+    def _finish(self, *, complete: bool) -> None:
         with deferred():
             self._stage = "closed"
             self._end(complete=complete)
@@ -298,12 +298,12 @@ class record(FlopCountAnalysis):
         self._recorded.append(trace)
         self._new += 1
 
-    def _hand_over(self) -> None:
+    def _call_on_trace_ready(self) -> None:
         self._new = 0
         if self._on_trace_ready is not None:
             self._on_trace_ready(self)
 
-    def _answering(self, trace: Trace) -> Trace:
+    def _check_decomposed(self, trace: Trace) -> Trace:
         """Return the Trace if it decomposed no op that is counted as a whole; else raise TraceError."""
         missing = self._missing_stops(trace)
         if missing:
@@ -312,7 +312,7 @@ class record(FlopCountAnalysis):
             )
         return trace
 
-    def _nothing(self, what: str) -> str:
+    def _explain_missing(self, what: str) -> str:
         if self._stage == "new":
             return f"{what}: the with block was not entered"
         if self._rest is not None:

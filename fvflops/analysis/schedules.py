@@ -40,12 +40,12 @@ def schedule(
             step += wait
         if repeat and step >= repeat * cycle:
             return "none"
-        place = step % cycle
-        if place < wait:
+        position = step % cycle
+        if position < wait:
             return "none"
-        if place < wait + warmup:
+        if position < wait + warmup:
             return "warmup"
-        return "record_and_save" if place == cycle - 1 else "record"
+        return "record_and_save" if position == cycle - 1 else "record"
 
     return act
 

@@ -21,7 +21,7 @@ class WrongExample(ValueError):
     """An example whose cost differs from the stated one; the message starts with FILE:LINE."""
 
 
-class NotHere(WrongExample):
+class NotRunnable(WrongExample):
     """An example that this torch cannot run."""
 
 
@@ -70,8 +70,8 @@ def _call_of_row(row: Row) -> Call:
         example = Example.parse(row.example)
         inputs = tuple(describe(_build(given)) for given in example.tensors)
         return Call.of_region(row.name, inputs, tuple(describe(_build(given)) for given in example.outputs or ()))
-    except NotHere as problem:
-        raise NotHere(f"{row.file}:{row.line}: {problem}") from None
+    except NotRunnable as problem:
+        raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
 
 
 def sign_example(op: str, text: str) -> Signature:
@@ -93,7 +93,7 @@ def sign_example(op: str, text: str) -> Signature:
             return describe_call(overload, (), values, overload(**values))
         except RuntimeError as error:
             problems.append(f"{overload} raised {' '.join(str(error).split())[:200]}")
-    raise NotHere(f"the example {text!r} of {op} runs on no overload: {'; '.join(problems)}")
+    raise NotRunnable(f"the example {text!r} of {op} runs on no overload: {'; '.join(problems)}")
 
 
 def overloads_of(op: str) -> list[Any]:
@@ -101,7 +101,7 @@ def overloads_of(op: str) -> list[Any]:
     namespace, _, name = packet_of(op).partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
-        raise NotHere(f"this torch has no {op}")
+        raise NotRunnable(f"this torch has no {op}")
     found = [getattr(packet, overload) for overload in packet.overloads()]
     wanted = [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
     return [overload for overload in wanted if op.endswith("out") or not overload.name().endswith("out")]
@@ -126,6 +126,6 @@ def _build(given: Given) -> Any:
     if isinstance(given, TensorSpec):
         dtype = getattr(torch, given.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise NotHere(f"this torch has no dtype {given.dtype!r}")
+            raise NotRunnable(f"this torch has no dtype {given.dtype!r}")
         return torch.empty(given.shape, dtype=dtype, device="meta")
     return [_build(item) for item in given] if isinstance(given, tuple) else given

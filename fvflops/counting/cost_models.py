@@ -7,7 +7,7 @@ from fvflops.formulas import FormulaTable, OpCost
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 
 # Size limit of the cost cache of each table and metric, in signatures.
-_REMEMBERED = 1 << 14
+_CACHE_SIZE = 1 << 14
 
 
 class TableCostModel:
@@ -36,10 +36,10 @@ class TableCostModel:
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call."""
         # Keyed by identity: shape execution reuses Signature objects, and hashing one takes as long as the rest.
-        kept, costs = self._costs.get(id(signature), (None, ()))
-        if kept is not signature:
+        cached, costs = self._costs.get(id(signature), (None, ()))
+        if cached is not signature:
             costs = (self._in_metric(self._table.price(signature)),)
-            if len(self._costs) >= _REMEMBERED:
+            if len(self._costs) >= _CACHE_SIZE:
                 self._costs.clear()
             if self._table.row(signature.op) is not None:  # else the program may still register a formula with torch
                 self._costs[id(signature)] = signature, costs

@@ -135,8 +135,8 @@ def name_region(trace: Trace, region: Region) -> str:
     """Return the name of a region in the ledger: `prim::PythonOp.NAME` of a function, or a module's class."""
     if region.kind == "function":
         return f"prim::PythonOp.{region.name}"
-    place = trace.modules.places[region.name]
-    return place.classes[0] if place.classes else place.class_name
+    owner = trace.modules.places[region.name]
+    return owner.classes[0] if owner.classes else owner.class_name
 
 
 def _elements(outputs: tuple[Value, ...]) -> int:
@@ -148,8 +148,19 @@ def _elements(outputs: tuple[Value, ...]) -> int:
 def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
     """Append the entries of a signature's calls; the first of several costs has the number of calls, the others 0."""
     costs, op, elements, dtype = cost
-    seen = calls
+    first_calls = calls
     for label, status, value, macs, flops, _ in costs:
-        row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
+        row = (
+            scope,
+            phase,
+            op,
+            label,
+            status,
+            first_calls,
+            value * calls,
+            macs * calls,
+            flops * calls,
+            elements * first_calls,
+        )
         entries.append(tuple.__new__(Entry, (*row, dtype, group)))
-        seen = 0
+        first_calls = 0

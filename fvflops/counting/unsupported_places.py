@@ -17,17 +17,17 @@ def find_unsupported_places(trace: Trace, counts: Counts) -> dict[str, Counter[s
     if not unknown:
         return {}
     scopes = trace.scopes()
-    places: dict[str, Counter[str]] = {}
+    locations: dict[str, Counter[str]] = {}
     for (index, stack, _), calls in trace.calls.items():
         signature = trace.signatures[index]
         if signature.packet in unknown:
-            place = _describe(trace, scopes[stack], signature.source)
-            places.setdefault(signature.packet, Counter())[place] += calls
+            location = _describe(trace, scopes[stack], signature.source)
+            locations.setdefault(signature.packet, Counter())[location] += calls
     for (index, stack, _), calls in trace.region_calls.items():
         name = name_region(trace, trace.regions[trace.region_signatures[index].region])
-        if name in unknown and name not in places:
-            places.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
-    return places
+        if name in unknown and name not in locations:
+            locations.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
+    return locations
 
 
 def _describe(trace: Trace, scope: tuple[str, ...], source: str) -> str:

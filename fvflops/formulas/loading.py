@@ -110,7 +110,7 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if checked else None)
     flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
     if flags.get("omit_inherited"):
-        base = _omit(base)
+        base = _omit_all(base)
     opaque = flags.get("opaque", base.opaque)
     rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
@@ -130,7 +130,7 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     )
 
 
-def _omit(table: FormulaTable) -> FormulaTable:
+def _omit_all(table: FormulaTable) -> FormulaTable:
     """Return a table with all counted rows changed to omitted."""
     rows = {name: _omit_row(row) for name, row in table.rows.items()}
     return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
@@ -178,18 +178,18 @@ def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None
     for kind in ("free", "omitted"):
         for item in fields[kind].items(kind) if kind in fields else ():
             name = item.name(f"an op of {kind}")
-            _refuse_twice(name, item, rows)
+            _refuse_duplicate(name, item, rows)
             rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
             if check is not None:
                 check(*rows[name])
     for family in fields["families"].items("families") if "families" in fields else ():
         for name, entry in _read_family(family).items():
-            _refuse_twice(name, entry[1], rows)
+            _refuse_duplicate(name, entry[1], rows)
             rows[name] = entry
             if check is not None:
                 check(*entry)
     for name, entry in _read_rows(fields, "ops", check).items():
-        _refuse_twice(name, entry[1], rows)
+        _refuse_duplicate(name, entry[1], rows)
         rows[name] = entry
     return rows
 
@@ -202,7 +202,7 @@ def _read_family(node: Node) -> Rows:
     rows: Rows = {}
     for item in fields.pop("ops").items("ops of a family"):
         name = item.name("an op of a family")
-        _refuse_twice(name, item, rows)
+        _refuse_duplicate(name, item, rows)
         said = Node(item.file, item.line, fields)
         rows[name] = (read_row(name, said), said)
     return rows
@@ -230,7 +230,7 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     return constants
 
 
-def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
+def _refuse_duplicate(name: str, node: Node, rows: Rows) -> None:
     if name in rows:
         raise node.error(f"{name} stands twice, first on line {rows[name][0].line}")
 
@@ -244,24 +244,24 @@ def _read_count(node: Node) -> int:
     return int(text)
 
 
-def _merge(base: Mapping[str, Row], nearer: Mapping[str, Row]) -> dict[str, Row]:
+def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, Row]:
     """Merge rows: a row of the extending table replaces inherited rows of the op, its overloads and its in-place form.
 
     Without that, `aten::relu: {flops: numel(out)}` would leave an inherited `aten::relu_: free` in force.
     """
     if not base:
-        return dict(nearer)
-    covered = {packet_of(name) for name in nearer if "." not in name}
+        return dict(overriding)
+    covered = {packet_of(name) for name in overriding if "." not in name}
     kept = {
         name: row
         for name, row in base.items()
         if packet_of(name) not in covered and packet_of(name).removesuffix("_") not in covered
     }
-    return {**kept, **nearer}
+    return {**kept, **overriding}
 
 
-def _check_reach(rows: Mapping[str, Row], nearer: Rows) -> None:
-    for name, (_, node) in nearer.items():
+def _check_reach(rows: Mapping[str, Row], overriding: Rows) -> None:
+    for name, (_, node) in overriding.items():
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":
             at = f"{rows[packet].file}:{rows[packet].line}"

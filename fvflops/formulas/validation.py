@@ -119,18 +119,18 @@ def _check_expression(
     try:
         expression = Expression.parse(text)
     except ExpressionError as error:
-        raise _blame(row, node, key, str(error), overloads) from None
+        raise _locate_error(row, node, key, str(error), overloads) from None
     if not expression.names:
         try:
             expression.evaluate({})
         except ExpressionError as error:
-            raise _blame(row, node, key, str(error), overloads) from None
+            raise _locate_error(row, node, key, str(error), overloads) from None
     known = {**_arguments(overloads), **dict.fromkeys((*bound, "out", "outputs"))}
     for name in sorted(expression.names - known.keys()) if overloads else ():
-        raise _blame(row, node, key, f"unknown name {name} in {text!r}{_near(name, known)}", overloads)
+        raise _locate_error(row, node, key, f"unknown name {name} in {text!r}{_near(name, known)}", overloads)
 
 
-def _blame(row: Row, node: Node, key: str, text: str, overloads: tuple[Overload, ...]) -> TableError:
+def _locate_error(row: Row, node: Node, key: str, text: str, overloads: tuple[Overload, ...]) -> TableError:
     schema = f"; the schema is {overloads[0].schema}" if overloads else ""
     return node.error(f"{key} of {row.name}: {text}{schema}")
 

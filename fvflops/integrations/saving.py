@@ -26,9 +26,9 @@ def save_trace(recording: record, folder: Folder, rank: int) -> str:
 def save_when_ready(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
     """Return a callback that saves a recording, if there is a folder, and then calls `on_trace_ready`."""
 
-    def hand_over(recording: record) -> Any:
+    def save_and_call(recording: record) -> Any:
         if folder is not None:
             save_trace(recording, folder, rank)
         return None if on_trace_ready is None else on_trace_ready(recording)
 
-    return hand_over
+    return save_and_call

@@ -14,7 +14,7 @@ from fvflops.trace.validation import validate
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
-_SHOWN = 200  # characters of an invalid value in a message
+_MAX_SHOWN = 200  # characters of an invalid value in a message
 
 T = TypeVar("T", bound=TraceColumns)
 
@@ -66,14 +66,14 @@ def decode(text: str, make: Callable[..., T]) -> T:
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
     if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
-        schema = repr(record.get("schema"))[:_SHOWN]
+        schema = repr(record.get("schema"))[:_MAX_SHOWN]
         raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
     try:
         trace = _decode(record, make)
         validate(trace, PHASES)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise TraceError(f"this trace is damaged: {kind}{str(error)[:_SHOWN]}; save it again") from error
+        raise TraceError(f"this trace is damaged: {kind}{str(error)[:_MAX_SHOWN]}; save it again") from error
     return trace
 
 

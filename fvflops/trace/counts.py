@@ -78,7 +78,7 @@ class Counts:
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, without zeros."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.value:
                 for name in self.of_scope(entry.scope, ancestors):
@@ -114,7 +114,7 @@ class Counts:
 
     def by_module_and_phase(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of phases, for every module of the tree, without zeros."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.value:
                 for name in self.of_scope(entry.scope, ancestors):
@@ -123,7 +123,7 @@ class Counts:
 
     def calls_by_module(self, ancestors: str = "owner", *statuses: Status) -> dict[str, Counter[str]]:
         """Return module name → Counter of op → calls, for the ops of the given statuses."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.status in statuses and entry.calls:
                 for name in self.of_scope(entry.scope, ancestors):

@@ -64,7 +64,7 @@ class ModuleTree:
 
     def modules(self) -> Iterator[ModuleInfo]:
         """Yield each module once, under its canonical name, in tree order."""
-        return (place for place in self.places.values() if place.name == place.canonical)
+        return (module for module in self.places.values() if module.name == module.canonical)
 
     def including(self, outsiders: Iterable[str]) -> ModuleTree:
         """Return a tree with added children of the root for owners of ops that are no modules, such as "<name>"."""
@@ -87,11 +87,11 @@ class ModuleTree:
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
-        return _once(parameter for place in self.modules() for parameter in place.parameters)
+        return _once(parameter for module in self.modules() for parameter in module.parameters)
 
     def buffers(self) -> Iterator[ParameterInfo]:
         """Yield each buffer once, under its first name, in the order of `Module.named_buffers`."""
-        return _once(buffer for place in self.modules() for buffer in place.buffers)
+        return _once(buffer for module in self.modules() for buffer in module.buffers)
 
     def count_parameters(self) -> defaultdict[str, int]:
         """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
@@ -107,18 +107,18 @@ class ModuleTree:
         """Return the tree as plain JSON types."""
         return [
             {
-                "name": place.name,
-                "canonical": place.canonical,
-                "class_name": place.class_name,
-                "classes": list(place.classes),
-                "extra_repr": place.extra_repr,
-                "has_forward": place.has_forward,
-                "parameters": [_encode_parameter(parameter) for parameter in place.parameters],
-                "buffers": [_encode_parameter(buffer) for buffer in place.buffers],
-                "attributes": {key: encode_value(value) for key, value in place.attributes.items()},
-                "children": [list(child) for child in place.children],
+                "name": module.name,
+                "canonical": module.canonical,
+                "class_name": module.class_name,
+                "classes": list(module.classes),
+                "extra_repr": module.extra_repr,
+                "has_forward": module.has_forward,
+                "parameters": [_encode_parameter(parameter) for parameter in module.parameters],
+                "buffers": [_encode_parameter(buffer) for buffer in module.buffers],
+                "attributes": {key: encode_value(value) for key, value in module.attributes.items()},
+                "children": [list(child) for child in module.children],
             }
-            for place in self.places.values()
+            for module in self.places.values()
         ]
 
     @staticmethod

@@ -163,7 +163,7 @@ class Timeline:
         timed = weight == "time"
         ends: dict[tuple[int, int], list[int]] = {}
         cursors: dict[tuple[int, int], int] = {}
-        reached: dict[int, int] = {}
+        rank_ends: dict[int, int] = {}
         for span in self.ordered():
             track = span.track
             opened = ends.setdefault(track, [])
@@ -171,7 +171,7 @@ class Timeline:
             while len(opened) > span.depth:
                 cursor = max(cursor, opened.pop())
             if not (opened or timed):
-                cursor = max(cursor, reached.get(track[0], 0))
+                cursor = max(cursor, rank_ends.get(track[0], 0))
             start = cursor if span.start is None or not timed else max(cursor, span.start)
             end = start + span.weight(weight)
             if timed and span.start is not None:
@@ -181,7 +181,7 @@ class Timeline:
             opened.append(end)
             cursors[track] = start
             if self.callees[span.callee].frame is None:
-                reached[track[0]] = max(end, reached.get(track[0], 0))
+                rank_ends[track[0]] = max(end, rank_ends.get(track[0], 0))
             yield PlacedSpan(span, start, end)
 
     def self_segments(self, weight: str) -> Iterator[SelfSegment]:

@@ -115,12 +115,12 @@ class Trace(TraceColumns):
         region_calls: _Calls = Counter()
         active: set[int] = set()
         for part in parts:
-            region_at = _number(part.regions, regions)
-            stack_at = _number((tuple(region_at[index] for index in stack) for stack in part.stacks), stacks)
-            region_ends = (replace(item, region=region_at[item.region]) for item in part.region_signatures)
-            _add_calls(part.calls, calls, _number(part.signatures, signatures), stack_at)
-            _add_calls(part.region_calls, region_calls, _number(region_ends, region_signatures), stack_at)
-            active.update(stack_at[stack] for stack in part.active)
+            region_indexes = _intern(part.regions, regions)
+            stack_indexes = _intern((tuple(region_indexes[index] for index in stack) for stack in part.stacks), stacks)
+            region_ends = (replace(item, region=region_indexes[item.region]) for item in part.region_signatures)
+            _add_calls(part.calls, calls, _intern(part.signatures, signatures), stack_indexes)
+            _add_calls(part.region_calls, region_calls, _intern(region_ends, region_signatures), stack_indexes)
+            active.update(stack_indexes[stack] for stack in part.active)
         outsiders = [name for part in parts for name in part.modules.outsiders()]
         return Trace(
             modules=first.modules.including(dict.fromkeys(outsiders)),
@@ -138,21 +138,21 @@ class Trace(TraceColumns):
         )
 
 
-def _number(items: Iterable[T], numbers: dict[T, int]) -> list[int]:
+def _intern(items: Iterable[T], indexes: dict[T, int]) -> list[int]:
     """Return the index of each item, assigning the next free index to new ones."""
-    return [numbers.setdefault(item, len(numbers)) for item in items]
+    return [indexes.setdefault(item, len(indexes)) for item in items]
 
 
 def _add_calls(
-    calls: Mapping[tuple[int, int, str], int], sums: _Calls, item_at: list[int], stack_at: list[int]
+    calls: Mapping[tuple[int, int, str], int], sums: _Calls, item_indexes: list[int], stack_indexes: list[int]
 ) -> None:
     for (item, stack, phase), count in calls.items():
-        sums[item_at[item], stack_at[stack], phase] += count
+        sums[item_indexes[item], stack_indexes[stack], phase] += count
 
 
 def _classes(trace: Trace) -> dict[str, str]:
     outsiders = trace.modules.outsiders()
-    return {name: place.class_name for name, place in trace.modules.places.items() if name not in outsiders}
+    return {name: module.class_name for name, module in trace.modules.places.items() if name not in outsiders}
 
 
 def check_phase(phase: str, recorded: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from fvflops.trace.records import TraceColumns
 from fvflops.trace.spec import Symbol, TensorSpec, Value
 
 _LARGEST = 1 << 63  # what torch counts elements and bytes up to
-_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 def validate(trace: TraceColumns, phases: Collection[str]) -> None:
@@ -43,36 +43,36 @@ def validate(trace: TraceColumns, phases: Collection[str]) -> None:
 def _check_modules(places: Any) -> None:
     if "" not in places:
         raise ValueError("modules lack the root")
-    for name, place in places.items():
-        _check_place(place)
-        if place.canonical not in places:
-            raise ValueError(f"module {_quote(name)} is said to be {_quote(place.canonical)}, which is not there")
+    for name, module in places.items():
+        _check_module(module)
+        if module.canonical not in places:
+            raise ValueError(f"module {_quote(name)} is said to be {_quote(module.canonical)}, which is not there")
 
 
-def _check_place(place: ModuleInfo) -> None:
-    where = f"module {_quote(place.name)}"
+def _check_module(module: ModuleInfo) -> None:
+    where = f"module {_quote(module.name)}"
     _check_types(
         where,
         (
-            place.name,
-            place.canonical,
-            place.class_name,
-            place.extra_repr,
-            *place.classes,
+            module.name,
+            module.canonical,
+            module.class_name,
+            module.extra_repr,
+            *module.classes,
         ),
         str,
     )
-    _check_types(where, (place.has_forward,), bool)
-    _check_types(where, (key for key, _ in place.children), str)
-    for key, path in place.children:  # so that no module contains itself
-        if path is not None and path != (f"{place.name}.{key}" if place.name else key):
+    _check_types(where, (module.has_forward,), bool)
+    _check_types(where, (key for key, _ in module.children), str)
+    for key, path in module.children:  # so that no module contains itself
+        if path is not None and path != (f"{module.name}.{key}" if module.name else key):
             raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
-    for parameter in (*place.parameters, *place.buffers):
+    for parameter in (*module.parameters, *module.buffers):
         _check_types(where, (parameter.name,), str)
         _check_types(where, (parameter.identity,), int)
         _check_types(where, (parameter.trainable,), bool)
         _check_value(where, parameter.spec)
-    for value in place.attributes.values():
+    for value in module.attributes.values():
         _check_value(where, value)
 
 
@@ -186,4 +186,4 @@ def _check_indexes(where: str, values: Iterable[Any], end: int) -> None:
 
 def _quote(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

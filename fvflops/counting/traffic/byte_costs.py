@@ -19,21 +19,21 @@ _NO_STOPS = StopsAt()
 class TrafficCostModel:
     """Bytes of calls; `part` is "moved" (read and written), "read" or "written". Regions are counted by their ops.
 
-    `sights` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in `stops_at`
-    are to be recorded as one kernel; any other trace can be counted too.
+    `storage_infos` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in
+    `stops_at` are to be recorded as one kernel; any other trace can be counted too.
     """
 
     def __init__(
         self,
         part: str = "moved",
-        sights: Mapping[int, tuple[Signature, StorageInfo]] | None = None,
+        storage_infos: Mapping[int, tuple[Signature, StorageInfo]] | None = None,
         *,
         stops_at: StopsAt = _NO_STOPS,
     ) -> None:
         if part not in PARTS:
             raise ValueError(f"bytes are {', '.join(PARTS)}, not {part!r}")
         self._part = part
-        self._sights = sights or {}
+        self._storage_infos_by_id = storage_infos or {}
         self._stops_at = stops_at
 
     @property
@@ -48,7 +48,7 @@ class TrafficCostModel:
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
         """Return the traffic of one call, None where unknown."""
-        return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
+        return op_traffic(signature, self._storage_infos_by_id.get(id(signature), (signature, StorageInfo()))[1])
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the bytes of one call: FREE where nothing moves, UNKNOWN where they cannot be determined."""
@@ -79,7 +79,7 @@ def split_by_aliasing(
     shapes: dict[int, int | None] = {}
     numbers: dict[tuple[int, StorageInfo], int] = {}
     signatures: list[Signature] = []
-    sights: dict[int, tuple[Signature, StorageInfo]] = {}
+    storage_infos: dict[int, tuple[Signature, StorageInfo]] = {}
     calls: Counter[tuple[int, int, str]] = Counter()
     first: set[int] = set()
     events: list[Event] = []
@@ -91,21 +91,21 @@ def split_by_aliasing(
         item = event.item
         if item not in shapes:
             shapes[item] = _bytes_by_shape(trace.signatures[item])
-        sight = _storage_infos(event.reads, event.writes, sizes, shapes[item])
-        number = numbers.get((item, sight))
+        storage_info = _storage_infos(event.reads, event.writes, sizes, shapes[item])
+        number = numbers.get((item, storage_info))
         if number is None:
-            number = numbers[item, sight] = len(signatures)
+            number = numbers[item, storage_info] = len(signatures)
             signature = trace.signatures[item]
-            signature = replace(signature) if item in first else signature  # `sights` is keyed by identity
+            signature = replace(signature) if item in first else signature  # `storage_infos` is keyed by id
             first.add(item)
             signatures.append(signature)
-            sights[id(signature)] = signature, sight
+            storage_infos[id(signature)] = signature, storage_info
         calls[number, event.stack, event.phase] += 1
         if keep_events:
             events.append(event._replace(item=number))
     base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
     sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
-    return sorted_trace, TrafficCostModel(part, sights)
+    return sorted_trace, TrafficCostModel(part, storage_infos)
 
 
 def _storage_infos(
@@ -114,10 +114,10 @@ def _storage_infos(
     if by_shape is None:
         return StorageInfo()
     storages = [sizes[index] for index in reads]
-    held = sum(storages)
+    storage_bytes = sum(storages)
     # A storage that was recorded as empty has been resized since.
-    bounds = bool(storages) and all(storages) and held < by_shape
-    return StorageInfo(not set(writes).issubset(reads) if writes else None, held if bounds else None)
+    bounds = bool(storages) and all(storages) and storage_bytes < by_shape
+    return StorageInfo(not set(writes).issubset(reads) if writes else None, storage_bytes if bounds else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:

@@ -46,18 +46,18 @@ class Traffic(NamedTuple):
 class StorageInfo(NamedTuple):
     """Aliasing and storage sizes of a call.
 
-    `moved` is whether its results are in new storages (False: views of its inputs; None: unknown); `held` is the total
-    size of its inputs' storages in bytes, where that is less than their shapes imply, else None.
+    `moved` is whether its results are in new storages (False: views of its inputs; None: unknown); `storage_bytes` is the
+    total size of its inputs' storages, where that is less than their shapes imply, else None.
     """
 
     moved: bool | None = None
-    held: int | None = None
+    storage_bytes: int | None = None
 
 
-_UNSEEN = StorageInfo()
+_UNKNOWN_STORAGE = StorageInfo()
 
 
-def op_traffic(signature: Signature, sight: StorageInfo = _UNSEEN) -> Traffic | None:
+def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAGE) -> Traffic | None:
     """Return the traffic of one op call in bytes; None where it cannot be determined.
 
     That is so for weights hidden in a ScriptObject, for calls that bypassed the dispatcher, and for an op that copies
@@ -69,21 +69,21 @@ def op_traffic(signature: Signature, sight: StorageInfo = _UNSEEN) -> Traffic | 
     >>> op_traffic(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
     Traffic(read=8000, written=4000)
     """
-    if signature.packet in MOVES_NOTHING or _gives_back(signature):
+    if signature.packet in MOVES_NOTHING or _returns_input(signature):
         return Traffic(0, 0)
     if _is_opaque(signature):
         return None
     schema = _read_schema(signature.schema)
-    gives_views = sight.moved is False or (sight.moved is None and _gives_views(signature, schema))
-    if gives_views and not any(argument.written for argument in schema.arguments.values()):
-        may_copy = sight.moved is None and signature.packet in MAY_COPY
+    returns_views = storage_info.moved is False or (storage_info.moved is None and _returns_views(signature, schema))
+    if returns_views and not any(argument.written for argument in schema.arguments.values()):
+        may_copy = storage_info.moved is None and signature.packet in MAY_COPY
         return None if may_copy else Traffic(0, 0)
     try:
         read = sum(_bytes_read(signature, schema))
-        written = sum(_bytes_written(signature, schema, sight.moved))
+        written = sum(_bytes_written(signature, schema, storage_info.moved))
     except KeyError:  # a dtype whose size is not known
         return None
-    return Traffic(read if sight.held is None else min(read, sight.held), written)
+    return Traffic(read if storage_info.storage_bytes is None else min(read, storage_info.storage_bytes), written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,14 @@ def _read_schema(text: str) -> _Schema:
 
 def _is_opaque(signature: Signature) -> bool:
     """Return whether the call's arguments were not recorded, or one of them is an object that may contain a weight."""
-    unseen = not signature.inputs and not signature.outputs and signature.schema.endswith("(...)")
-    return unseen or any(
+    unrecorded = not signature.inputs and not signature.outputs and signature.schema.endswith("(...)")
+    return unrecorded or any(
         isinstance(value, Symbol) and value.kind == "object" and value.name == "ScriptObject"
         for value in signature.inputs
     )
 
 
-def _gives_views(signature: Signature, schema: _Schema) -> bool:
+def _returns_views(signature: Signature, schema: _Schema) -> bool:
     """Return whether an op returns only views, or may do so, by its name and its schema."""
     if signature.packet in VIEWS or signature.packet in MAY_COPY:
         return True
@@ -152,27 +152,27 @@ def _gives_views(signature: Signature, schema: _Schema) -> bool:
     return bool(kinds) and all(kind == "view" for kind in kinds)
 
 
-def _gives_back(signature: Signature) -> bool:
+def _returns_input(signature: Signature) -> bool:
     """Return whether an op returns its input by its arguments: dropout in eval mode."""
     return signature.packet in DROPOUTS and argument_of(signature, "train") is False
 
 
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
-    movement = traffic_rule_of(signature)
+    rule = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
-        if name in movement.reads:
-            yield movement.reads[name](signature)
+        if name in rule.reads:
+            yield rule.reads[name](signature)
         elif not (argument.only_written or (argument.written and signature.packet in OVERWRITES)):
             yield bytes_in(value)
 
 
 def _bytes_written(signature: Signature, schema: _Schema, moved: bool | None) -> Iterable[int]:
-    movement = traffic_rule_of(signature)
+    rule = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
-        if name in movement.writes:
-            yield movement.writes[name](signature)
+        if name in rule.writes:
+            yield rule.writes[name](signature)
         elif argument.written:
             yield bytes_in(value)
     for index, value in enumerate(signature.outputs):

@@ -131,7 +131,7 @@ def _rows(name: str, table: str) -> _Bytes:
     return count
 
 
-def _where_indexed(signature: Signature) -> int:
+def _indexed_bytes(signature: Signature) -> int:
     """Return the bytes of `self[indices]`."""
     spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
     given = indices if isinstance(indices, tuple) else ()
@@ -141,16 +141,16 @@ def _where_indexed(signature: Signature) -> int:
         return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
     kept = [size for index, size in enumerate(spec.shape) if index >= len(given) or given[index] is None]
     shapes = [tensor.shape for tensor in tensors]
-    places = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
-    return replace(spec, shape=(places, *kept)).nbytes
+    positions = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
+    return replace(spec, shape=(positions, *kept)).nbytes
 
 
 def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     return lambda shape: (1,) * (ndim - len(shape)) + shape
 
 
-def _where_added(signature: Signature) -> int:
-    return _where_indexed(signature) if argument_of(signature, "accumulate") else 0
+def _accumulated_bytes(signature: Signature) -> int:
+    return _indexed_bytes(signature) if argument_of(signature, "accumulate") else 0
 
 
 def _one_for_each_index(signature: Signature) -> int:
@@ -168,14 +168,14 @@ def _slices_for_indices(signature: Signature) -> int:
     return _elements_of(spec.numel // max(size, 1) * _spec(signature, "index").numel, spec)
 
 
-def _where_scaled(name: str) -> _Bytes:
+def _bytes_if_unscaled(name: str) -> _Bytes:
     """Return a function for the bytes of an argument if gradients are unscaled, else 0."""
     return lambda signature: (
         0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, name))
     )
 
 
-def _where_trained(name: str) -> _Bytes:
+def _bytes_if_training(name: str) -> _Bytes:
     """Return a function for the bytes of a running statistic if it is updated, else 0."""
 
     def count(signature: Signature) -> int:
@@ -188,18 +188,18 @@ def _where_trained(name: str) -> _Bytes:
 _ALL = TrafficRule()
 _LOOKED_UP = TrafficRule(reads={"self": _as_results})
 _SHAPE_OF_SELF = TrafficRule(reads={"self": _none})
-_PICKED = TrafficRule(reads={"self": _one_for_each_target})
-_INDEXED = TrafficRule(reads={"self": _where_added}, writes={"self": _where_indexed})
+_SELECTED = TrafficRule(reads={"self": _one_for_each_target})
+_INDEXED = TrafficRule(reads={"self": _accumulated_bytes}, writes={"self": _indexed_bytes})
 _SCATTERED = TrafficRule(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
 _SCATTER_ADDED = TrafficRule(
     reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
 )
 _SLICES_SET = TrafficRule(reads={"self": _none}, writes={"self": _slices_for_indices})
 _SLICES_ADDED = TrafficRule(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
-_TRAINED = TrafficRule(writes={name: _where_trained(name) for name in ("running_mean", "running_var")})
-_STEPPED = TrafficRule(writes={"grads": _where_scaled("grads")})
+_TRAINED = TrafficRule(writes={name: _bytes_if_training(name) for name in ("running_mean", "running_var")})
+_STEPPED = TrafficRule(writes={"grads": _bytes_if_unscaled("grads")})
 
-_MOVEMENTS: Mapping[str, TrafficRule] = {
+_TRAFFIC_RULES: Mapping[str, TrafficRule] = {
     # Only the selected rows of a table are read.
     "aten::embedding": TrafficRule(reads={"weight": _as_results}),
     **dict.fromkeys(
@@ -222,7 +222,7 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
             *("aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"),
             *("aten::nll_loss_forward", "aten::nll_loss2d_forward"),
         ),
-        _PICKED,
+        _SELECTED,
     ),
     # Only indexed elements are written: a KV cache receives the new positions.
     **dict.fromkeys(("aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put_"), _INDEXED),
@@ -272,4 +272,4 @@ def traffic_rule_of(signature: Signature) -> TrafficRule:
     >>> traffic_rule_of(call).reads["weight"](call)
     2048
     """
-    return _MOVEMENTS.get(signature.op) or _MOVEMENTS.get(signature.packet, _ALL)
+    return _TRAFFIC_RULES.get(signature.op) or _TRAFFIC_RULES.get(signature.packet, _ALL)

@@ -173,7 +173,7 @@ def _multi_head(query: tuple[int, ...], key: tuple[int, ...], heads: int) -> Cos
     return Cost(macs=projected * E + 2 * B * Q * K * E, activations=projected + pairs + B * Q * E)
 
 
-def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+def _query_key_value(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     tensors = [name for name, value in call.arguments.items() if isinstance(value, TensorSpec)]
     # A higher-order op has no argument names: its first three tensors are these.
     names = next((names for names in _QUERY_KEY_VALUE if call.arguments.keys() >= set(names)), tensors[:3])
@@ -183,19 +183,19 @@ def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
 
 def find_heads(call: Call) -> Heads:
     """Return the sizes of an attention on [..., H, Q, D] tensors."""
-    query, key, value = (spec.shape for spec in _three(call))
+    query, key, value = (spec.shape for spec in _query_key_value(call))
     # Batches broadcast, and several query heads may share a key: the larger size counts, unless one is 0.
     axes = zip_longest(*(shape[-3::-1] for shape in (query, key, value)), fillvalue=1)
     batch = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
-    pairs = _blocks(call)
+    pairs = _block_pairs(call)
     if pairs is None:
-        pairs = _left(call, batch * _seen(call, query[-2], key[-2]), batch * query[-2] * key[-2])
+        pairs = _unmasked_pairs(call, batch * _counted_pairs(call, query[-2], key[-2]), batch * query[-2] * key[-2])
     return Heads(batch * query[-2], pairs, query[-1], value[-1])
 
 
 def find_heads_bshd(call: Call) -> Heads:
     """Return the sizes of an attention on [B, Q, H, D] tensors, or on packed ones."""
-    query, key, value = (spec.shape for spec in _three(call))
+    query, key, value = (spec.shape for spec in _query_key_value(call))
     starts = _first_tensor(call, _STARTS)
     packed = starts is not None and starts.numel > 1
     # [B, Q, H, D], [B, Q, G, H, D] or [B, Q, D]; packed [total, H, D] or [1, total, H, D].
@@ -207,21 +207,21 @@ def find_heads_bshd(call: Call) -> Heads:
     lengths = _known_lengths(call, sequences, None if packed else longest_q, None if packed else longest_k)
     if lengths is not None:
         queries = sum(length for length, _ in lengths)
-        pairs = sum(_seen(call, *length) for length in lengths)
+        pairs = sum(_counted_pairs(call, *length) for length in lengths)
     else:
-        queries, pairs = sequences * longest_q, sequences * _seen(call, longest_q, longest_k)
-    every = heads * sequences * longest_q * longest_k
-    return Heads(heads * queries, _left(call, heads * pairs, every), query[-1], value[-1])
+        queries, pairs = sequences * longest_q, sequences * _counted_pairs(call, longest_q, longest_k)
+    all_pairs = heads * sequences * longest_q * longest_k
+    return Heads(heads * queries, _unmasked_pairs(call, heads * pairs, all_pairs), query[-1], value[-1])
 
 
-def _blocks(call: Call) -> int | None:
+def _block_pairs(call: Call) -> int | None:
     """Return the pairs in the blocks that flex attention computes, None unless masks count and the blocks are known."""
     mask = call.arguments.get("block_mask")
     stated = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
     return stated if isinstance(stated, int) else None
 
 
-def _left(call: Call, pairs: int, every: int) -> int:
+def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
     """Return the number of `pairs` that a mask tensor leaves unmasked, where the signature has it.
 
     `every` is the number of all pairs, over which the mask broadcasts. With a band mask and a mask tensor, the smaller
@@ -230,7 +230,7 @@ def _left(call: Call, pairs: int, every: int) -> int:
     mask = _first_tensor(call, _MASKS)
     if mask is None or mask.values is None or not mask.numel or not call.constants.get(SKIPS, 0):
         return pairs
-    return min(pairs, every * mask.values[0] // mask.numel)
+    return min(pairs, all_pairs * mask.values[0] // mask.numel)
 
 
 def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | None) -> list[tuple[int, int]] | None:
@@ -262,7 +262,7 @@ def _lengths(call: Call, used: Sequence[str], starts: Sequence[str]) -> list[int
     return [after - before for before, after in pairwise(offsets.values)]
 
 
-def _seen(call: Call, queries: int, keys: int) -> int:
+def _counted_pairs(call: Call, queries: int, keys: int) -> int:
     """Return the pairs of one head that count: all, or the unmasked ones."""
     if not call.constants.get(SKIPS, 0):
         return queries * keys

@@ -23,7 +23,7 @@ def may_exist(name: str) -> bool:
     if not packages or packages[0] == "__main__":
         return True
     loaded = loaded_classes().values()
-    return packages[0] not in sys.modules or _fits(name, loaded) or _is_to_come(packages)
+    return packages[0] not in sys.modules or _matches(name, loaded) or _may_be_imported(packages)
 
 
 def suggest_class(name: str) -> str:
@@ -39,7 +39,7 @@ def suggest_class(name: str) -> str:
     top = name.partition(".")[0] + "."
     home = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
     near = nearest(last, sorted({known.rpartition(".")[2] for known in home}), cutoff=0)
-    if near and _fits(f"{packages}.{near}", home):
+    if near and _matches(f"{packages}.{near}", home):
         return f"{packages}.{near}"
     same = sorted(known for known in home if near and known.rpartition(".")[2] == near)
     return nearest(name, same, cutoff=0)
@@ -81,11 +81,11 @@ def _subclasses(cls: type) -> Iterator[type]:
     yield from seen
 
 
-def _fits(name: str, loaded: Iterable[str]) -> bool:
+def _matches(name: str, loaded: Iterable[str]) -> bool:
     return any(name == known or is_short_for(name, known) for known in loaded)
 
 
-def _is_to_come(packages: list[str]) -> bool:
+def _may_be_imported(packages: list[str]) -> bool:
     """Return whether the innermost imported package has the next submodule as a file."""
     inner = max(count for count in range(1, len(packages) + 1) if ".".join(packages[:count]) in sys.modules)
     if inner == len(packages):

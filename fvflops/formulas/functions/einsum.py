@@ -29,7 +29,8 @@ def count_einsum(call: Call) -> Cost:
     """
     contraction = contract(call)
     return Cost(
-        macs=sum(multiply_pair(*step.apart, step.summed)[0] for step in contraction.steps), activations=call.out.numel
+        macs=sum(multiply_pair(*step.reduced_shapes, step.summed)[0] for step in contraction.steps),
+        activations=call.out.numel,
     )
 
 
@@ -42,7 +43,7 @@ class Step:
     summed: list[int]
 
     @property
-    def apart(self) -> tuple[list[int], list[int]]:
+    def reduced_shapes(self) -> tuple[list[int], list[int]]:
         """The factors' shapes after the sums before the product."""
         left, right = ([1 if axis in self.alone else size for axis, size in enumerate(f)] for f in self.factors)
         return left, right
@@ -73,7 +74,7 @@ def contract(call: Call) -> Contraction:
         right, left = factors.pop(second), factors.pop(first)
         step = Step((left, right), *_finish(left, right, uses, ends))
         steps.append(step)
-        factors.insert(0 if from_left else len(factors), multiply_pair(*step.apart, step.summed)[1])
+        factors.insert(0 if from_left else len(factors), multiply_pair(*step.reduced_shapes, step.summed)[1])
     return Contraction(tuple(steps), factors[0], ends)
 
 
@@ -113,7 +114,7 @@ def _equation_of(call: Call) -> Equation:
 
 def _path_of(call: Call) -> tuple[int, ...]:
     path = call.arguments.get("path")
-    return tuple(int(place) for place in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
+    return tuple(int(position) for position in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
 
 
 def _finish(left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]) -> tuple[list[int], list[int]]:
@@ -174,9 +175,9 @@ def _contract(
     terms: list[frozenset[Index]], chosen: Iterable[int], output: frozenset[Index], sizes: dict[Index, int]
 ) -> tuple[int, list[frozenset[Index]]]:
     """Return the FLOPs of multiplying the chosen terms, and the remaining terms, the result last."""
-    places = set(chosen)
-    inside = frozenset().union(*(terms[place] for place in places))
-    rest = [term for place, term in enumerate(terms) if place not in places]
+    positions = set(chosen)
+    inside = frozenset().union(*(terms[position] for position in positions))
+    rest = [term for position, term in enumerate(terms) if position not in positions]
     result = inside & output.union(*rest)
-    factor = max(1, len(places) - 1) + (result != inside)
+    factor = max(1, len(positions) - 1) + (result != inside)
     return factor * math.prod(sizes[index] for index in inside), [*rest, result]

@@ -63,4 +63,4 @@ def _indices(term: str, rank: int, text: str) -> tuple[Index, ...]:
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis) or not (before + after + "a").isalpha():
         raise ValueError(f"the equation {text!r} has the operand {term!r} for a tensor of {rank} dimensions")
-    return (*before, *(f".{place}" for place in reversed(range(hidden))), *after)
+    return (*before, *(f".{position}" for position in reversed(range(hidden))), *after)

@@ -66,9 +66,9 @@ def count_exact_multi_head_attention(call: Call) -> Cost:
     `torch.nn.functional.multi_head_attention_forward`. For aten::_native_multi_head_attention.
     """
     query, key = call.shape("query"), call.shape("key")
-    heads, weighed = call.integer("num_head"), bool(call.arguments.get("need_weights"))
-    averaged = weighed and bool(call.arguments.get("average_attn_weights"))
-    flops = _multi_head(call, query, key[1], heads, weighed, averaged)
+    heads, returns_weights = call.integer("num_head"), bool(call.arguments.get("need_weights"))
+    averaged = returns_weights and bool(call.arguments.get("average_attn_weights"))
+    flops = _multi_head(call, query, key[1], heads, returns_weights, averaged)
     return _with(count_multi_head_attention(call), flops)
 
 
@@ -114,12 +114,14 @@ def _drops(call: Call) -> bool:
     return call.arguments.get("dropout_p") not in (None, 0, 0.0)
 
 
-def _multi_head(call: Call, query: tuple[int, ...], keys: int, heads: int, weighed: bool, averaged: bool) -> int:
+def _multi_head(
+    call: Call, query: tuple[int, ...], keys: int, heads: int, returns_weights: bool, averaged: bool
+) -> int:
     batch, queries, width = query
     biases = batch * width * (queries + 2 * keys + queries)
     pairs = batch * heads * queries * keys
     mask = call.arguments.get("mask")
     masked = isinstance(mask, TensorSpec) and mask.is_floating_point
-    scales = batch * queries * width if weighed else pairs
+    scales = batch * queries * width if returns_weights else pairs
     averages = pairs + pairs // max(1, heads) if averaged else 0
     return biases + scales + pairs * (masked + _SOFTMAX + call.constants["exp"]) + averages

@@ -24,12 +24,12 @@ def count_exact_einsum(call: Call) -> Cost:
     Cost(macs=0, flops=14, activations=8)
     """
     contraction = contract(call)
-    add, multiply = _prices(call)
+    add, multiply = _operation_costs(call)
     macs = flops = 0
     for step in contraction.steps:
         flops += add * sum(math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.alone))
-        macs += multiply_pair(*step.apart, step.summed)[0]
-        flops += _outside(*step.apart, step.summed, add, multiply)
+        macs += multiply_pair(*step.reduced_shapes, step.summed)[0]
+        flops += _outside(*step.reduced_shapes, step.summed, add, multiply)
     if any(contraction.last[axis] > 1 for axis in contraction.left_over):
         flops += add * math.prod(contraction.last)
     return Cost(macs, flops, call.out.numel)
@@ -37,7 +37,7 @@ def count_exact_einsum(call: Call) -> Cost:
 
 def count_exact_trilinear(call: Call) -> Cost:
     """Return the cost of aten::_trilinear, with its elementwise products and its sums over the unrolled dimension."""
-    products, add, multiply = count_trilinear(call), *_prices(call)
+    products, add, multiply = count_trilinear(call), *_operation_costs(call)
     pairs = pair_up(call)
     flops = sum(_outside(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
     if pairs.sums_unrolled:
@@ -45,7 +45,7 @@ def count_exact_trilinear(call: Call) -> Cost:
     return Cost(products.macs, products.flops + pairs.times * flops, products.activations)
 
 
-def _prices(call: Call) -> tuple[int, int]:
+def _operation_costs(call: Call) -> tuple[int, int]:
     return (2, 6) if call.out.is_complex else (1, 1)
 
 

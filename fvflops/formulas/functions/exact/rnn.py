@@ -84,7 +84,7 @@ def count_exact_recurrence_backward(call: Call) -> Cost:
     """
     products = count_recurrence_backward(call)
     biases = _biases(call) if wants_weights(call) else 0
-    each = _units(call) * _cell(call).backward(biases, call.constants) - _narrower(call)
+    each = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
     if call.arguments.get("bidirectional"):
         each += sum(_inputs(call))
     flops = find_rows(call) * each + _dropout(call)
@@ -138,7 +138,7 @@ def _inputs(call: Call) -> list[int]:
     return [matrices[first].shape[1] for first in range(0, len(matrices) - step + 1, step)]
 
 
-def _narrower(call: Call) -> int:
+def _projection_saving(call: Call) -> int:
     """Return the number of units minus projected hidden state elements, over all layers and directions."""
     if not _projected(call):
         return 0
