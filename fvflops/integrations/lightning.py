@@ -49,7 +49,7 @@ class FlopsCallback(RecordedLoop, _Callback):
         self._optimizer_steps = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Start recording, if the step is active; it may have begun with an earlier micro-batch."""
+        """Start recording, if the step is active; it may have started with an earlier micro-batch."""
         self._begin_step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -37,11 +37,11 @@ def suggest_class(name: str) -> str:
     if name in loaded:
         return loaded[name]
     top = name.partition(".")[0] + "."
-    home = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
-    near = nearest(last, sorted({known.rpartition(".")[2] for known in home}), cutoff=0)
-    if near and _matches(f"{packages}.{near}", home):
+    candidates = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
+    near = nearest(last, sorted({known.rpartition(".")[2] for known in candidates}), cutoff=0)
+    if near and _matches(f"{packages}.{near}", candidates):
         return f"{packages}.{near}"
-    same = sorted(known for known in home if near and known.rpartition(".")[2] == near)
+    same = sorted(known for known in candidates if near and known.rpartition(".")[2] == near)
     return nearest(name, same, cutoff=0)
 
 

@@ -30,15 +30,21 @@ def count_mamba_inner(call: Call) -> Cost:
     """
     tensors = list(tensors_in(tuple(call.arguments.values())))
     projected, convolved = tensors[:2]
-    into_parts, into_steps, outward, decay = [spec for spec in tensors if spec.ndim == 2][:4]
+    into_parts, into_steps, projection, decay = [spec for spec in tensors if spec.ndim == 2][:4]
     tokens = projected.shape[0] * projected.shape[2]
-    matrices = (convolved, into_parts, into_steps, outward)
+    matrices = (convolved, into_parts, into_steps, projection)
     channels = decay.shape[0]
-    widths = (projected.shape[1] // 2, convolved.shape[0], into_parts.shape[1], into_steps.shape[0], outward.shape[1])
+    widths = (
+        projected.shape[1] // 2,
+        convolved.shape[0],
+        into_parts.shape[1],
+        into_steps.shape[0],
+        projection.shape[1],
+    )
     _check(projected.ndim == convolved.ndim == 3 and {*widths} == {channels}, f"{channels} channels", call)
     return Cost(
         macs=tokens * (sum(spec.numel for spec in matrices) + 2 * decay.numel),
-        activations=tokens * (3 * channels + into_parts.shape[0] + outward.shape[0]),
+        activations=tokens * (3 * channels + into_parts.shape[0] + projection.shape[0]),
     )
 
 
@@ -62,17 +68,17 @@ def count_mamba_split_scan(call: Call) -> Cost:
     if rest[0].shape == (channels,):  # the convolution's bias
         rest = rest[1:]
     heads = rest[0].shape[0]
-    later = rest[3:]
-    outward = next((spec for spec in reversed(later) if spec.ndim == 2 and spec.is_floating_point), None)
-    width = call.out.shape[-1] if outward is None else outward.shape[1]
-    beside = projected.shape[-1] - heads - channels - width
-    scanned = width - beside
-    states = next((spec.shape[-1] for spec in later if spec.ndim == 4), (channels - scanned) // 2)
-    _check(projected.ndim == 3 and min(beside, scanned, states) >= 0 and rest[1].shape == (heads,), "Mamba-2", call)
+    optional = rest[3:]
+    projection = next((spec for spec in reversed(optional) if spec.ndim == 2 and spec.is_floating_point), None)
+    width = call.out.shape[-1] if projection is None else projection.shape[1]
+    mlp_width = projected.shape[-1] - heads - channels - width
+    scanned = width - mlp_width
+    states = next((spec.shape[-1] for spec in optional if spec.ndim == 4), (channels - scanned) // 2)
+    _check(projected.ndim == 3 and min(mlp_width, scanned, states) >= 0 and rest[1].shape == (heads,), "Mamba-2", call)
     tokens = math.prod(projected.shape[:-1])
     return Cost(
-        macs=tokens * (channels * window + 2 * scanned * states + (0 if outward is None else outward.numel)),
-        activations=tokens * (channels + scanned + (0 if outward is None else outward.shape[0])),
+        macs=tokens * (channels * window + 2 * scanned * states + (0 if projection is None else projection.numel)),
+        activations=tokens * (channels + scanned + (0 if projection is None else projection.shape[0])),
     )
 
 

@@ -232,10 +232,10 @@ def _compare(node: Any, names: Mapping[str, Value]) -> bool:
     for op, part in zip(node.ops, node.comparators, strict=True):
         right = _plain(_walk(part, names))
         try:
-            holds = _COMPARISONS[type(op)](left, right)
+            satisfied = _COMPARISONS[type(op)](left, right)
         except TypeError:
             raise FunctionError(f"{_show(left)} and {_show(right)} have no order") from None
-        if not holds:
+        if not satisfied:
             return False
         left = right
     return True
