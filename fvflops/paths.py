@@ -34,7 +34,7 @@ def make_folder(path: str) -> None:
     An existing file of that name raises FileExistsError.
     """
     if path.startswith(SCHEME):
-        raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+        raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
     if "://" in path:
         path_manager().mkdirs(path)
     else:
@@ -48,17 +48,17 @@ def check_writable(path: str) -> None:
 
     >>> check_writable("fvflops://mine.txt")
     Traceback (most recent call last):
-    OSError: fvflops://mine.txt cannot be written: it would be shipped with fvflops; choose a path of your own
+    OSError: fvflops://mine.txt cannot be written: fvflops:// is read-only; choose another path
     """
     if path.startswith(SCHEME):
-        raise OSError(f"{path} cannot be written: it would be shipped with fvflops; choose a path of your own")
+        raise OSError(f"{path} cannot be written: fvflops:// is read-only; choose another path")
     if "://" in path:
         return
     made: list[str] = []
     try:
         if _is_special(path):  # opening a pipe blocks until it has a reader
             if not os.access(path, os.W_OK):
-                raise PermissionError("it may not be written")
+                raise PermissionError("permission denied")
             return
         made = _list_missing(os.path.dirname(path))
         target = os.path.realpath(path)
@@ -70,7 +70,7 @@ def check_writable(path: str) -> None:
     except (OSError, ValueError) as error:  # a name with a NUL or a lone surrogate raises ValueError
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         if isinstance(error, FileExistsError):
-            reason = f"{error.filename} is no folder"
+            reason = f"{error.filename} is not a folder"
         raise OSError(f"{path} cannot be written: {reason}; choose another path") from None
     finally:
         for folder in made:
@@ -150,7 +150,7 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
 def _open(path: str, mode: str) -> Any:
     if path.startswith(SCHEME):
         if mode != "r":
-            raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+            raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
         return open(_shipped(path), encoding="utf-8")
     coding = None if "b" in mode else "utf-8"
     # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for URIs.

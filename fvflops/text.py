@@ -69,8 +69,8 @@ def require_int(name: str, value: object, *, least: int) -> int:
 
     >>> require_int("repeat", 0, least=1)
     Traceback (most recent call last):
-    ValueError: repeat is a whole number from 1 on, not 0
+    ValueError: repeat must be an integer >= 1, not 0
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is a whole number from {least} on, not {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
     return value

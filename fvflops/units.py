@@ -162,15 +162,15 @@ def parse_size(text: str) -> int:
     (1200000000, 125829120, 25557032)
     >>> parse_size("1.0005K")
     Traceback (most recent call last):
-    ValueError: '1.0005K' is no whole number
+    ValueError: '1.0005K' is not an integer
     """
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no number such as 25_557_032, 1.2G or 120MiB")
+        raise ValueError(f"{text[:60]!r} is not a number such as 25_557_032, 1.2G or 120MiB")
     whole, part, suffix = found.groups()
     number = Fraction(whole.replace("_", "").replace(",", "") + (part or "")) * _WRITTEN[suffix or ""]
     if number.denominator != 1:
-        raise ValueError(f"{text[:60]!r} is no whole number")
+        raise ValueError(f"{text[:60]!r} is not an integer")
     return int(number)
 
 
@@ -182,7 +182,7 @@ def parse_share(text: str) -> Fraction:
     """
     found = _SHARE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no share such as 1% or 0.01")
+        raise ValueError(f"{text[:60]!r} is not a share such as 1% or 0.01")
     return Fraction(found[1]) / (100 if found[2] else 1)
 
 

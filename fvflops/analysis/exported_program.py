@@ -32,14 +32,14 @@ def load_program(path: str | os.PathLike[str]) -> Any:
     if not os.path.isfile(name):
         raise ValueError(f"{name}: there is no such file")
     if not zipfile.is_zipfile(name):  # torch would log a long warning
-        raise ValueError(f"{name}: this is no program of torch.export: it is no zip archive, or not a whole one")
+        raise ValueError(f"{name}: not a program of torch.export: it is not a complete zip archive")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export itself calls deprecated functions of torch
             return torch.export.load(name)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
-        raise ValueError(f"{name}: this is no program of torch.export: {reason}") from error
+        raise ValueError(f"{name}: not a program of torch.export: {reason}") from error
 
 
 def record_program(
@@ -57,7 +57,7 @@ def record_program(
     """
     if inputs is None and kwargs is None:
         if program.example_inputs is None:
-            raise ValueError("the exported program keeps no example inputs: give inputs")
+            raise ValueError("the exported program has no example inputs: give inputs")
         inputs, kwargs = program.example_inputs
     module, classes = _unflatten(program)
     flops = FlopCountAnalysis(module, inputs, kwargs=kwargs, table=table, **options)

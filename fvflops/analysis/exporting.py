@@ -26,7 +26,7 @@ def prepare_export(path: str | os.PathLike[str], format: str | None = None, weig
 
     >>> prepare_export("fvflops.svg")
     Traceback (most recent call last):
-    ValueError: fvflops.svg does not say which format it is in: end it in .speedscope.json, .json, .txt or .folded, or \
+    ValueError: fvflops.svg has no known file extension: use .speedscope.json, .json, .txt or .folded, or \
 give a format, one of chrome-trace, speedscope, flame-graph
     """
     name = os.fspath(path)
@@ -36,13 +36,13 @@ give a format, one of chrome-trace, speedscope, flame-graph
         if format is None:
             *endings, last = ENDINGS
             raise ValueError(
-                f"{name} does not say which format it is in: end it in {', '.join(endings)} or {last}, "
+                f"{name} has no known file extension: use {', '.join(endings)} or {last}, "
                 f"or give a format, one of {formats}"
             )
     if format not in EXPORTS:
-        raise ValueError(f"there is no export format {format!r}: there are {formats}")
+        raise ValueError(f"unknown export format {format!r}: it is one of {formats}")
     if weight is not None and weight not in WEIGHTS:
-        raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+        raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
     paths.check_writable(name)
     return format
 

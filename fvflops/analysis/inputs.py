@@ -29,7 +29,7 @@ def bind_inputs(
     if isinstance(inputs, Mapping):
         duplicates = sorted(inputs.keys() & extra.keys())
         if duplicates:
-            raise TypeError(f"{', '.join(map(repr, duplicates))} stands both in the inputs and in kwargs: name it once")
+            raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: give it once")
         if not _takes(model, (), {**inputs, **extra}) and _takes(model, (inputs,), extra):
             return (inputs,), extra
         return (), {**inputs, **extra}
@@ -44,12 +44,12 @@ def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
     >>> check_repeatable((), {"batches": iter([1, 2])})
     Traceback (most recent call last):
-    ValueError: input 'batches' is a list_iterator, of which only the first run would get anything: give a list
+    ValueError: input 'batches' is a list_iterator, which the first of several runs would exhaust: give a list
     """
     for name, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Iterator):
             kind = type(value).__name__
-            raise ValueError(f"input {name!r} is a {kind}, of which only the first run would get anything: give a list")
+            raise ValueError(f"input {name!r} is a {kind}, which the first of several runs would exhaust: give a list")
 
 
 def _takes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

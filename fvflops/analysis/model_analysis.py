@@ -254,7 +254,7 @@ class ModelAnalysis:
             return self._trace
         if self._is_loaded:
             raise TraceError(
-                f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
+                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
             )
         self._trace = self._record(self._cost_model().stops_at)
         self._modules = self._trace.modules
@@ -344,7 +344,7 @@ class ModelAnalysis:
         return list_rows(summary, by=by, depth=depth, report=report), summary.about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
-        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
+        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
 
     def _record(self, stops_at: StopsAt) -> Trace:
         return self._run.record(stops_at=stops_at, weigh=self._estimate_cost, quiet=self._tracer_warnings == "none")

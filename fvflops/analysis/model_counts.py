@@ -146,7 +146,7 @@ class FlopCountAnalysis(_TableAnalysis):
         """
         calls = self._list_op_calls()
         if not (self._run.lines or self.trace().lines):
-            raise TraceError("no lines of source were recorded: make the analysis with lines=True")
+            raise TraceError("no source lines were recorded: create the analysis with lines=True")
         return sum_lines(calls)
 
     def line_table(self) -> str:
@@ -168,7 +168,7 @@ class FlopCountAnalysis(_TableAnalysis):
           n0 -> n1 [label="[4,2]"]
         """
         if format not in GRAPHS:
-            raise ValueError(f"there is no graph format {format!r}: there are {', '.join(GRAPHS)}")
+            raise ValueError(f"unknown graph format {format!r}: it is one of {', '.join(GRAPHS)}")
         return GRAPHS[format](self._list_op_calls(), self.trace().modules, depth=depth)
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:

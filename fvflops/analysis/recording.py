@@ -100,7 +100,7 @@ class record(FlopCountAnalysis):
 
     def __enter__(self) -> record:
         if self._stage != "new":
-            raise RuntimeError("a recording is entered once: make another")
+            raise RuntimeError("a recording can be entered only once: create another")
         try:
             with deferred() as signals:
                 self._stage = "open"
@@ -136,7 +136,7 @@ class record(FlopCountAnalysis):
     def step(self) -> None:
         """Mark the end of a training step; outside of the with block it raises RuntimeError."""
         if self._stage != "open":
-            raise RuntimeError("step() says that a step inside of the with block is done: call it there")
+            raise RuntimeError("step() marks the end of a step: call it inside the with block")
         action = self._action()
         with deferred():
             self._end(complete=True, stepped=True)
@@ -159,7 +159,7 @@ class record(FlopCountAnalysis):
         (21, 28)
         """
         if not self._recorded:
-            raise TraceError(self._explain_missing("no step was recorded to its end"))
+            raise TraceError(self._explain_missing("no complete step was recorded"))
         convention = self._table, dict(self._handles), dict(self._module_handles)
         counted_by, counts = self._step_counts
         if counted_by != convention:
@@ -308,7 +308,8 @@ class record(FlopCountAnalysis):
         missing = self._missing_stops(trace)
         if missing:
             raise TraceError(
-                f"this was recorded inside {', '.join(missing)}: set handles before the with block to count that as one"
+                f"this recording has decomposed {', '.join(missing)}: "
+                "to count that as a whole, set handles before the with block"
             )
         return trace
 
@@ -316,7 +317,7 @@ class record(FlopCountAnalysis):
         if self._stage == "new":
             return f"{what}: the with block was not entered"
         if self._rest is not None:
-            return f"{what}: the one that was begun was broken off"
+            return f"{what}: the only one was interrupted"
         if self._session is not None:
-            return f"{what}: the first goes on, until step() or the end of the with block"
-        return f"{what}: of {format_quantity(self._step, 'step')} the schedule made none active"
+            return f"{what}: the first continues until step() or the end of the with block"
+        return f"{what}: the schedule made none of {format_quantity(self._step, 'step')} active"

@@ -55,5 +55,7 @@ def action_at(plan: Schedule, step: int) -> str:
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
     if name not in ("none", "warmup", *ACTIVE):
-        raise ValueError(f"schedule={plan!r} says {action!r} of step {step}: use fvflops.schedule or torch.profiler's")
+        raise ValueError(
+            f"schedule={plan!r} returned {action!r} for step {step}: use fvflops.schedule or torch.profiler's"
+        )
     return name

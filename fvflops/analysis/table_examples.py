@@ -85,7 +85,7 @@ def sign_example(op: str, text: str) -> Signature:
     for overload in overloads_of(op):
         values = bind_example(overload._schema, example)
         if values is None:
-            problems.append(f"its arguments do not fit {overload._schema}")
+            problems.append(f"its arguments do not match {overload._schema}")
             continue
         if outputs is not None:
             return describe_call(overload, [values.get(item.name) for item in overload._schema.arguments], {}, outputs)

@@ -17,7 +17,7 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:
 
     >>> load_trace("fvflops://default.yaml")
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: fvflops://default.yaml: this is no whole trace: it is not JSON (Expecting value: \
+    fvflops.trace.records.TraceError: fvflops://default.yaml: incomplete trace: it is not JSON (Expecting value: \
 line 1 column 1 (char 0)); save it again
     """
     name = os.fspath(path)
@@ -29,7 +29,7 @@ line 1 column 1 (char 0)); save it again
     except FileNotFoundError:
         raise TraceError(f"{name}: there is no such file") from None
     except UnicodeDecodeError as error:
-        raise TraceError(f"{name}: this is no trace: it is not UTF-8 text ({error.reason})") from None
+        raise TraceError(f"{name}: not a trace: it is not UTF-8 text ({error.reason})") from None
     except OSError as error:
         raise TraceError(f"{name}: cannot be read: {error.strerror or error}") from None
     if text is None:
@@ -42,6 +42,6 @@ line 1 column 1 (char 0)); save it again
 
 def _too_large(name: str, limit: int) -> TraceError:
     return TraceError(
-        f"{name}: this file has more than {limit:,} characters, which is more than a trace is read from: "
-        "save it without its order of events, trace.aggregate().to_json()"
+        f"{name}: the file has more than {limit:,} characters, the limit for a trace: "
+        "save it without ordered events, trace.aggregate().to_json()"
     )

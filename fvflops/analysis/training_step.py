@@ -68,7 +68,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             makers = list(optimizer or ())
         for maker in makers:
             if not (isinstance(maker, Optimizer) or callable(maker)):
-                raise TypeError(f"optimizer is a torch.optim.Optimizer or makes one of parameters, not {maker!r}")
+                raise TypeError(f"optimizer is a torch.optim.Optimizer or creates one from parameters, not {maker!r}")
         self._loss = loss
         self._optimizers = makers
         self._checkpoint = checkpoint
@@ -78,9 +78,9 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.the_model()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"a training step is made with a torch.nn.Module, not {type(model).__name__}")
+            raise TypeError(f"a training step needs a torch.nn.Module, not {type(model).__name__}")
         if not model.training:
-            _LOGGER.warning("the model is in eval mode, in which the step is counted: model.train() if it is not meant")
+            _LOGGER.warning("the step is counted in eval mode: call model.train() if that is not intended")
         args, kwargs = self._run.arguments()
         return record_step(
             model,
@@ -102,5 +102,5 @@ def sum_results(result: Any) -> torch.Tensor:
     """Return the sum of all tensors in a model's result that require gradients."""
     sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
     if not sums:
-        raise ValueError("--backward: nothing that the model returns has a gradient")
+        raise ValueError("--backward: no tensor in the model's result requires a gradient")
     return torch.stack(sums).sum()

@@ -50,7 +50,7 @@ class MetricCounts:
     def by_table(self, metric: str) -> Counts:
         """Return the counts of "flops" or "activations" by the table."""
         if self.table is None:
-            raise ValueError(f"{metric} are counted by a table, and there is none here")
+            raise ValueError(f"{metric} need a formula table")
         return count(self.trace, TableCostModel(self.table, metric), metric)
 
 

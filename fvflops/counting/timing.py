@@ -51,7 +51,7 @@ class Times:
 def read_times(trace: Trace) -> Times:
     """Return the times of a Trace recorded with measure={"time"}; any other raises TraceError."""
     if trace.events is None or "time" not in trace.info.measured:
-        raise TraceError('this trace holds no times: record it with measure={"time"}')
+        raise TraceError('this trace has no times: record it with measure={"time"}')
     return sum_times(trace)
 
 

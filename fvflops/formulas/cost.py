@@ -30,7 +30,7 @@ class Cost:
             if value is None and name == "activations":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"a Cost has {name} = {value!r}: it must be a whole number, 0 or more")
+                raise ValueError(f"a Cost has {name} = {value!r}: it must be an integer >= 0")
 
 
 class OpCost(NamedTuple):

@@ -232,7 +232,7 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
 
 def _refuse_duplicate(name: str, node: Node, rows: Rows) -> None:
     if name in rows:
-        raise node.error(f"{name} stands twice, first on line {rows[name][0].line}")
+        raise node.error(f"{name} is defined twice, first on line {rows[name][0].line}")
 
 
 def _read_count(node: Node) -> int:
@@ -265,4 +265,4 @@ def _check_reach(rows: Mapping[str, Row], overriding: Rows) -> None:
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":
             at = f"{rows[packet].file}:{rows[packet].line}"
-            raise node.error(f"{name} is never reached: {at} looks inside {packet}, with all its overloads")
+            raise node.error(f"{name} is never reached: {at} decomposes {packet}, with all its overloads")

@@ -95,9 +95,11 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
         _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
-        raise node.error(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
+        raise node.error(f"{name} has no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
-        raise fields["use"].error(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
+        raise fields["use"].error(
+            f"{name}: use defines the macs, so macs cannot be given too (flops are added to those of use)"
+        )
     return Row(
         name,
         "counted",
@@ -173,7 +175,7 @@ def _cost(row: Row, call: Call) -> Cost:
         if isinstance(cost, int) and not isinstance(cost, bool):
             cost = Cost(flops=cost)
         if not isinstance(cost, Cost):
-            raise TypeError(f"it returned {cost!r}, neither a Cost nor a whole number of flops")
+            raise TypeError(f"it returned {cost!r}, neither a Cost nor an integer number of FLOPs")
         return Cost(cost.macs, cost.flops + (flops or 0), cost.activations if activations is None else activations)
     return Cost(macs or 0, flops or 0, activations)
 
@@ -196,7 +198,7 @@ def _near(node: Node) -> str:
 
 def _near_key(key: str, keys: tuple[str, ...]) -> str:
     if not key.isidentifier():
-        return ": put a text that holds a comma or a colon in quotes"
+        return ": write a text that contains a comma or a colon in quotes"
     return suggest(key, keys) or f": a row has {', '.join(keys)}"
 
 

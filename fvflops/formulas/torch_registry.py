@@ -84,7 +84,7 @@ def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> i
         if isinstance(result, float) and result.is_integer():
             result = int(result)
         if not isinstance(result, int) or isinstance(result, bool) or result < 0:
-            raise TypeError(f"it returned {result!r}, not a whole number of flops")
+            raise TypeError(f"it returned {result!r}, not an integer number of FLOPs")
     except Exception as error:  # user code may raise anything: name the formula
         name = getattr(formula, "__qualname__", repr(formula))
         text = f"the formula {name}, registered with {_MODULE}, raised {type(error).__name__}: {error}"

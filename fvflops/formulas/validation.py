@@ -27,12 +27,12 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
-            raise node.error(f"{row.name}: a function that is not in the table is looked into anyway")
+            raise node.error(f"{row.name}: a function without a row is decomposed anyway")
         _check_texts(row, node, (), constants)
         return
     if not _OP.fullmatch(row.name):
         near = suggest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
-        raise node.error(f"{row.name!r} is no op: write namespace::name; did you mean {near}?")
+        raise node.error(f"{row.name!r} is not an op name: write namespace::name; did you mean {near}?")
     overloads = overloads_of(row.name)
     if not overloads and row.name.partition("::")[0] in KNOWN_NAMESPACES:
         raise node.error(f"torch has no op {row.name}: did you mean {suggest_op(row.name)}?")
@@ -40,7 +40,7 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     if namespace:
         near = f"{namespace}::{row.name.partition('::')[2]}"
         near = suggest_op(near) if namespace in KNOWN_NAMESPACES else near
-        hint = f"did you mean {near}? If a library brings it, import that first"
+        hint = f"did you mean {near}? If a library defines it, import that first"
         raise node.error(f"torch has no op {row.name}, and no other of its namespace: {hint}")
     if row.kind == "decompose":
         _check_decompose(row, node, overloads)
@@ -52,9 +52,9 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     """Raise TableError where the class of a row does not exist, or the row cannot be evaluated."""
     if row.kind == "decompose":
-        raise node.error(f"{row.name}: a module that is not in the table is looked into anyway")
+        raise node.error(f"{row.name}: a module without a row is decomposed anyway")
     if not all(part.isidentifier() for part in row.name.split(".")):
-        raise node.error(f"{row.name!r} is no class: write its dotted name, as in torch.nn.LSTM")
+        raise node.error(f"{row.name!r} is not a class name: write its dotted name, as in torch.nn.LSTM")
     if not may_exist(row.name):
         hint = f"did you mean {suggest_class(row.name)}? If it is one of yours, define it first"
         raise node.error(f"no module class is called {row.name}: {hint}")
@@ -63,9 +63,9 @@ def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 
 def _check_decompose(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
     if "." in row.name:
-        raise node.error(f"{row.name}: decompose is said of an op with all its overloads, {packet_of(row.name)}")
+        raise node.error(f"{row.name}: decompose applies to an op with all its overloads, {packet_of(row.name)}")
     if overloads and not any(overload.composite for overload in overloads):
-        raise node.error(f"{row.name} is no composite op, torch cannot look inside it: {overloads[0].schema}")
+        raise node.error(f"{row.name} is not a composite op, torch cannot decompose it: {overloads[0].schema}")
 
 
 def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constants: Mapping[str, int]) -> None:
@@ -97,7 +97,9 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
     except PatternError as error:
         raise node.error(f"{row.name}: {error}") from None
     for name in sorted(pattern.names & {"out", "outputs"}):
-        raise node.error(f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name")
+        raise node.error(
+            f"{row.name}: {pattern.text!r} binds {name}, which is the name of the results: choose another name"
+        )
     if not overloads:
         return pattern.names
     # An out= overload has `out` among its tensor arguments, after those that a pattern describes.

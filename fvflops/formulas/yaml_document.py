@@ -156,6 +156,6 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
         key = _compose(event, events, file, None, depth + 1)
         name = key.name("a key")
         if name in fields:
-            raise key.error(f"{name!r} stands twice, first on line {fields[name].line}")
+            raise key.error(f"{name!r} is defined twice, first on line {fields[name].line}")
         fields[name] = _compose(next(events), events, file, key.line, depth + 1)
     return Node(file, line, fields)

@@ -13,4 +13,4 @@ def import_library(module: str, install: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is installed, and a dependency of it is missing
-        raise ImportError(f"{module} is not installed, which this integration is for: pip install {install}") from None
+        raise ImportError(f"{module} is not installed, which this integration needs: pip install {install}") from None

@@ -54,7 +54,7 @@ class RecordedLoop:
     def recording(self) -> record:
         """The recording of the current or the last training, with the methods of an analysis."""
         if self._recording is None:
-            raise TraceError("nothing was recorded: no training has begun with this callback")
+            raise TraceError("nothing was recorded: no training has started with this callback")
         return self._recording
 
     def _begin(self, model: nn.Module, rank: int) -> None:
@@ -105,5 +105,5 @@ class RecordedLoop:
                     f"{printable_short(op)} ({format_quantity(calls, 'call')})"
                     for op, calls in per_step.unknown.items()
                 ]
-                _LOGGER.warning("%s lacks what the table does not know: %s", LOGGED, ", ".join(named))
+                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED, ", ".join(named))
         return self._counted[1]

@@ -24,7 +24,7 @@ _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
 _MARKER = (
     "flops_budget(flops=, macs=, activations=, parameters=, memory=, unknown=, tolerance=, table=, file=, name=): "
-    "what the model that the test gives to the fixture flops_budget may cost"
+    "limits for the model that the test passes to the fixture flops_budget"
 )
 _USED = pytest.StashKey[bool]()
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--flops-budget-update",
         action="store_true",
-        help="rewrite the budget files of flops_budget with what is counted",
+        help="rewrite the budget files of flops_budget with the current counts",
     )
     parser.addini("flops_budget_file", "the budget file of the fixture flops_budget", default=_FILE)
 
@@ -45,13 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
     workers = getattr(config.option, "numprocesses", None)
     if config.getoption("--flops-budget-update") and workers:
-        raise pytest.UsageError("--flops-budget-update writes one file: leave out -n, so that one process does")
+        raise pytest.UsageError("--flops-budget-update needs a single process: run without -n")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a marked test that does not request the fixture: nothing would be compared."""
     if item.get_closest_marker("flops_budget") and "flops_budget" not in getattr(item, "fixturenames", ()):
-        pytest.fail("marked flops_budget, and does not take the fixture: def test_cost(flops_budget)", pytrace=False)
+        pytest.fail("marked flops_budget without using the fixture: def test_cost(flops_budget)", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,7 +59,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a marked test that passes without calling the fixture with a model."""
     result = yield
     if item.get_closest_marker("flops_budget") and not item.stash.get(_USED, False):
-        pytest.fail("marked flops_budget, and gave it no model: flops_budget(model, inputs)", pytrace=False)
+        pytest.fail("marked flops_budget without calling it: flops_budget(model, inputs)", pytrace=False)
     return result
 
 

@@ -60,14 +60,16 @@ def decode(text: str, make: Callable[..., T]) -> T:
     try:
         record = json.loads(text)
     except ValueError as error:
-        raise TraceError(f"this is no whole trace: it is not JSON ({error}); save it again") from error
+        raise TraceError(f"incomplete trace: it is not JSON ({error}); save it again") from error
     except RecursionError:
-        raise TraceError("this is no trace: it is nested too deeply") from None
+        raise TraceError("not a trace: it is nested too deeply") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
+        raise TraceError(f'not a trace of fvflops: it has no "format": "{_FORMAT}"')
     if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
         schema = repr(record.get("schema"))[:_MAX_SHOWN]
-        raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
+        raise TraceError(
+            f"this trace has schema {schema}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
+        )
     try:
         trace = _decode(record, make)
         validate(trace, PHASES)
@@ -90,7 +92,7 @@ def _encode_events(events: Sequence[Event]) -> dict[str, Any]:
 def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
     unknown = columns.keys() - set(Event._fields) - {"length"}
     if unknown:
-        raise ValueError(f"events have columns that this version does not know: {sorted(unknown)}")
+        raise ValueError(f"events have unknown columns: {sorted(unknown)}")
     names = [name for name in Event._fields if name in columns]
     for name in ("reads", "writes"):
         if name in columns:
@@ -132,5 +134,5 @@ def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
 def _values(record: list[Any]) -> tuple[Value, ...]:
     value = decode_value(record)
     if not isinstance(value, tuple):
-        raise ValueError(f"a signature holds {record} where a list belongs")
+        raise ValueError(f"a signature has {record} instead of a list")
     return value

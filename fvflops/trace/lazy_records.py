@@ -49,4 +49,4 @@ class LazyRecords(Sequence[T], Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Rows({getattr(self._make, '__name__', self._make)} × {len(self)})"
+        return f"LazyRecords({getattr(self._make, '__name__', self._make)} × {len(self)})"

@@ -80,7 +80,7 @@ class ModuleTree:
     def canonical(self, name: str) -> str:
         """Return the canonical name of a module; an unknown name raises KeyError with the closest match."""
         if not isinstance(name, str):
-            raise TypeError(f"a module is named by a string such as 'layer1.0', not by {name!r}")
+            raise TypeError(f"a module name is a string such as 'layer1.0', not {name!r}")
         if name in self.places:
             return self.places[name].canonical
         raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.places, cutoff=0)!r}")

@@ -185,4 +185,4 @@ def decode_value(record: Any) -> Value:
         return float(record["float"])
     if "complex" in record:
         return complex(record["complex"])
-    raise ValueError(f"a value of a trace is written in a form that this version does not know: {record}")
+    raise ValueError(f"a value of a trace has an unknown form: {record}")

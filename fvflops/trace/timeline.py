@@ -131,16 +131,16 @@ class Timeline:
         if weight is None:
             return "time" if "time" in self.weights else "flops"
         if weight not in WEIGHTS:
-            raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+            raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
         if weight not in self.weights:
-            raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; known are {', '.join(self.weights)}")
+            raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; available are {', '.join(self.weights)}")
         return weight
 
     def ordered(self) -> Sequence[Span]:
         """Return the spans; an aggregated trace raises TraceError."""
         if self.spans is None:
             raise TraceError(
-                "this trace keeps how often each op ran, not in which order: "
+                "this trace has the number of calls of each op, not their order: "
                 "record without folding or merging, or export collapsed stacks of counted work"
             )
         return self.spans
@@ -204,11 +204,11 @@ class Timeline:
 
 
 _MISSING = {
-    "time": "no clock ran: record with measure={'time'}",
-    "flops": "no table was asked",
-    "macs": "no table was asked",
-    "bytes": "nobody was asked how many bytes an op moves: build the timeline with a traffic_model",
-    "memory": "the trace keeps no storages: record without folding or merging, or with measure={'memory'}",
+    "time": "the run was not timed: record with measure={'time'}",
+    "flops": "there is no formula table",
+    "macs": "there is no formula table",
+    "bytes": "memory traffic was not counted: build the timeline with a traffic_model",
+    "memory": "the trace has no storages: record without folding or merging, or with measure={'memory'}",
 }
 
 

@@ -84,7 +84,7 @@ class Trace(TraceColumns):
         phases = [phase for phase in PHASES if any(phase == other for _, _, other in self.calls)]
         rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_ROWS)]
         left = f"{_ROWS} of {len(calls):,} ops; " if len(calls) > _ROWS else ""
-        broken = "" if self.complete else "; the run raised, this is what ran before"
+        broken = "" if self.complete else "; incomplete, the run raised"
         note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.places):,} modules{broken}"
         return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
 
@@ -160,19 +160,19 @@ def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
 
     >>> check_phase("backward", ("forward",))
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; \
+    fvflops.trace.records.TraceError: no backward pass was recorded: give a loss; \
 recorded was forward
     """
     if phase in recorded:
         return phase
     if phase not in PHASES:
-        raise ValueError(f"there is no phase {phase!r}: phases are {', '.join(PHASES)}")
+        raise ValueError(f"unknown phase {phase!r}: phases are {', '.join(PHASES)}")
     raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
 
 
 _NOT_RUN = {
-    "forward": "no forward pass was run, so there is nothing to tell of it",
-    "recompute": "nothing was run again in a backward pass, so there is nothing to tell of that",
-    "backward": "no backward pass was run, so there is nothing to tell of it: give a loss",
-    "optimizer": "no optimizer made a step, so there is nothing to tell of it: record a loop with fvflops.record",
+    "forward": "no forward pass was recorded",
+    "recompute": "no recomputation in a backward pass was recorded",
+    "backward": "no backward pass was recorded: give a loss",
+    "optimizer": "no optimizer step was recorded: record a loop with fvflops.record",
 }

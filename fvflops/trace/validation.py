@@ -42,11 +42,13 @@ def validate(trace: TraceColumns, phases: Collection[str]) -> None:
 
 def _check_modules(places: Any) -> None:
     if "" not in places:
-        raise ValueError("modules lack the root")
+        raise ValueError("there is no root module")
     for name, module in places.items():
         _check_module(module)
         if module.canonical not in places:
-            raise ValueError(f"module {_quote(name)} is said to be {_quote(module.canonical)}, which is not there")
+            raise ValueError(
+                f"module {_quote(name)} has the canonical name {_quote(module.canonical)}, which does not exist"
+            )
 
 
 def _check_module(module: ModuleInfo) -> None:
@@ -85,7 +87,7 @@ def _check_regions(trace: TraceColumns) -> None:
     _check_types("region", (region.name for region in trace.regions), str)
     for region in trace.regions:
         if region.kind == "module" and region.name not in trace.modules.places:
-            raise ValueError(f"region {_quote(region.name)} is no module")
+            raise ValueError(f"region {_quote(region.name)} is not a module")
     _check_indexes(
         "stacks",
         (index for stack in trace.stacks for index in stack),
@@ -119,7 +121,7 @@ def _check_value(where: str, value: Value) -> None:
         _check_types(where, (value.dtype, value.device, value.layout), str)
         _check_types(where, value.values or (), int)
         if math.prod(value.shape) >= _LARGEST:
-            raise ValueError(f"{where} holds a tensor of the shape {_quote(value.shape)}")
+            raise ValueError(f"{where} has a tensor of the invalid shape {_quote(value.shape)}")
     elif isinstance(value, Symbol):
         _check_types(where, (value.kind, value.name), str)
 
@@ -165,7 +167,7 @@ def _check_types(where: str, values: Iterable[Any], *types: type) -> None:
     if not set(map(type, kept)) <= set(types):
         wrong = next(value for value in kept if type(value) not in types)
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-        raise ValueError(f"{where} holds {_quote(wrong)} where {wanted} belongs")
+        raise ValueError(f"{where} has {_quote(wrong)} instead of {wanted}")
 
 
 def _check_choices(where: str, values: Iterable[Any], known: Collection[str]) -> None:
@@ -181,7 +183,7 @@ def _check_indexes(where: str, values: Iterable[Any], end: int) -> None:
     _check_types(where, kept, int)
     if kept and (min(kept) < 0 or max(kept) >= end):
         wrong = min(kept) if min(kept) < 0 else max(kept)
-        raise ValueError(f"{where} is {_quote(wrong)}, and those there are go from 0 to {end - 1}")
+        raise ValueError(f"{where} is {_quote(wrong)}, out of range 0 to {end - 1}")
 
 
 def _quote(value: Any) -> str:

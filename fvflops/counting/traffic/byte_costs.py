@@ -31,7 +31,7 @@ class TrafficCostModel:
         stops_at: StopsAt = _NO_STOPS,
     ) -> None:
         if part not in PARTS:
-            raise ValueError(f"bytes are {', '.join(PARTS)}, not {part!r}")
+            raise ValueError(f"part is one of {', '.join(PARTS)}, not {part!r}")
         self._part = part
         self._storage_infos_by_id = storage_infos or {}
         self._stops_at = stops_at

@@ -46,8 +46,8 @@ class Traffic(NamedTuple):
 class StorageInfo(NamedTuple):
     """Aliasing and storage sizes of a call.
 
-    `moved` is whether its results are in new storages (False: views of its inputs; None: unknown); `storage_bytes` is the
-    total size of its inputs' storages, where that is less than their shapes imply, else None.
+    `moved` is whether its results are in new storages (False: views of its inputs; None: unknown); `storage_bytes` is
+    the total size of its inputs' storages, where that is less than their shapes imply, else None.
     """
 
     moved: bool | None = None

@@ -85,4 +85,4 @@ def count_mamba_split_scan(call: Call) -> Cost:
 def _check(fits: bool, what: str, call: Call) -> None:
     """Raise ValueError where the tensors are not those of the function: another class may have its name."""
     if not fits:
-        raise ValueError(f"the tensors of {call.op} are not those of {what}")
+        raise ValueError(f"the tensors of {call.op} do not match {what}")

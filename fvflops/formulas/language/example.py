@@ -62,7 +62,7 @@ class Example:
             if match is None:
                 tensors.append(_tensors(item, text))
             elif match[1] in named:
-                raise ExampleError(f"the example {text!r} gives {match[1]} twice")
+                raise ExampleError(f"the example {text!r} has {match[1]} twice")
             else:
                 named[match[1]] = _value(match[2].strip(), text)
         outputs = None if results is None else tuple(_tensors(item, text) for item in _split(results, ";", text))
@@ -107,7 +107,7 @@ def _tensors(item: str, whole: str) -> Given:
         return None
     match = _SHAPE.fullmatch(item)
     if match is None:
-        raise ExampleError(f"the example {whole!r} has {item!r}, which is no tensor: write its sizes, as in '2 3'")
+        raise ExampleError(f"the example {whole!r} has {item!r}, which is not a tensor: write its sizes, as in '2 3'")
     sizes = tuple(int(word) for word in item.split() if word.isdigit())
     return TensorSpec(sizes, match[1] or "float32", "meta")
 

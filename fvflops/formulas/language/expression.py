@@ -111,12 +111,12 @@ def _parse(text: str) -> Expression:
         raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
     glued = _GLUED.search(_TEXT.sub('""', line))
     if glued:
-        raise ExpressionError(f"{glued[0]} in {line!r}: a number has digits alone, and a space parts words")
+        raise ExpressionError(f"{glued[0]} in {line!r}: a number has only digits, and words are separated by spaces")
     try:
         tree = ast.parse(line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
-        raise ExpressionError(f"this is no expression ({reason}): {line!r}") from None
+        raise ExpressionError(f"not an expression ({reason}): {line!r}") from None
     try:
         names = frozenset(_check(tree, 0))
     except FunctionError as error:
@@ -147,7 +147,7 @@ def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[s
 
 def _check_constant(node: ast.Constant, in_comparison: bool) -> None:
     if isinstance(node.value, str) and not in_comparison:
-        raise FunctionError(f"the text {node.value!r} stands outside a comparison")
+        raise FunctionError(f"the string {node.value!r} is outside of a comparison")
     if not (node.value is None or isinstance(node.value, (bool, int, str))):
         raise FunctionError(f"the constant {_unparse(node)} is not a whole number")
     if isinstance(node.value, int):

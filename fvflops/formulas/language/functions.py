@@ -35,7 +35,7 @@ def as_integer(value: Value, text: object) -> int:
     if isinstance(value, TensorSpec):
         raise FunctionError(f"{text} is a tensor, not a number (write numel({text}) or size({text}, 0))")
     if value is None:
-        raise FunctionError(f"{text} is None where a number is needed (ask is_none({text}) first)")
+        raise FunctionError(f"{text} is None where a number is needed (check is_none({text}) first)")
     raise FunctionError(f"{text} is {value!r}, not a whole number")
 
 
@@ -44,7 +44,7 @@ def as_tensor(value: Value, text: object) -> TensorSpec:
     if isinstance(value, TensorSpec):
         return value
     if value is None:
-        raise FunctionError(f"{text} is None where a tensor is needed (ask is_none({text}) first)")
+        raise FunctionError(f"{text} is None where a tensor is needed (check is_none({text}) first)")
     raise FunctionError(f"{text} is {value!r}, not a tensor")
 
 

@@ -67,13 +67,13 @@ class Pattern:
     def _bind(self, bound: dict[str, int], words: tuple[str, ...], name: str, call: Call) -> None:
         if name not in call.arguments:
             hint = suggest(name, call.arguments, quote=False, cutoff=0.5)
-            raise PatternError(f"{self.text!r} names {name}, which {call.op} has not{hint}")
+            raise PatternError(f"{self.text!r} names {name}, which {call.op} does not have{hint}")
         shape = _shape_of(call.arguments[name])
         if shape is None:
             raise PatternError(f"{self.text!r} needs {name}, which is {call.arguments[name]!r}")
         wild = next((index for index, word in enumerate(words) if word[0] in "*."), None)
         if len(shape) != len(words) if wild is None else len(shape) < len(words) - 1:
-            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D where {' '.join(words) or '()'!r} stands"))
+            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D, not {' '.join(words) or '()'!r}"))
         for word, size in _pairs(words, shape, wild):
             wanted = int(word) if word.isdigit() else bound.setdefault(word, size)
             if wanted != size:
@@ -134,7 +134,7 @@ def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
         if not _WORD.fullmatch(word):
             raise PatternError(f"the pattern {text!r} has {word!r}: a word is a name, a number, *name or ...")
         if iskeyword(word.removeprefix("*")):
-            raise PatternError(f"the pattern {text!r} has {word!r}, a word of Python's own: take another name")
+            raise PatternError(f"the pattern {text!r} has {word!r}, a Python keyword: choose another name")
         if word.isdigit() and len(word) > MAX_DIGITS:
             raise PatternError(f"the pattern {truncate(text)!r} has a number of more than {MAX_DIGITS} digits")
     if sum(word[0] in "*." for word in words) > 1:
