@@ -58,11 +58,11 @@ def suggest_op(op: str) -> str:
     >>> suggest_op("aten::relu.default")
     'aten::relu'
     """
-    namespace_ops = [overload.name for overload in overloads_of(packet_of(op))]
-    if packet_of(op) in namespace_ops and op.endswith(".default"):  # so torch prints the overload that has no name
+    overload_names = [overload.name for overload in overloads_of(packet_of(op))]
+    if packet_of(op) in overload_names and op.endswith(".default"):  # so torch prints the overload that has no name
         return packet_of(op)
-    if namespace_ops:
-        return nearest(op, namespace_ops, cutoff=0)
+    if overload_names:
+        return nearest(op, overload_names, cutoff=0)
     return nearest(op, _every_op(), cutoff=0)
 
 
