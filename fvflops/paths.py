@@ -1,4 +1,4 @@
-"""Open files, local or by URI; `fvflops://NAME` is a file that fvflops ships. No other module opens files."""
+"""All file access: local paths, URIs, and `fvflops://NAME` for the files that fvflops ships."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, TextIO, cast
 from uuid import uuid4
 
 SCHEME = "fvflops://"
-# The folder that holds this file and all of the package.
+# The folder of the package.
 PACKAGE = Path(__file__).resolve().parent
 
 
 def open_text(path: str, mode: str = "r") -> TextIO:
-    """Open a text file, UTF-8, for a mode among "r", "w" and "a".
+    """Open a UTF-8 text file with mode "r", "w" or "a".
 
     `path` is a local path, `fvflops://NAME` (read only) or any URI for which a handler is registered with iopath's
-    `g_pathmgr`. A file that is not there raises FileNotFoundError, as `open` does.
+    `g_pathmgr`. A missing file raises FileNotFoundError, as in `open`.
 
     >>> with open_text("fvflops://fvcore.yaml") as file:
     ...     file.readline()[:1]
@@ -29,12 +29,12 @@ def open_text(path: str, mode: str = "r") -> TextIO:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder, and those that it lies in, unless it is there; `path` is a local path or a URI.
+    """Create a folder and its parents if missing; `path` is a local path or a URI.
 
-    A file of that name raises FileExistsError.
+    An existing file of that name raises FileExistsError.
     """
     if path.startswith(SCHEME):
-        raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+        raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
     if "://" in path:
         path_manager().mkdirs(path)
     else:
@@ -42,24 +42,23 @@ def make_folder(path: str) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Raise OSError, in one line, where a file cannot be written, before there is anything to write.
+    """Raise OSError, in one line, if a file cannot be written.
 
-    Nothing is left behind: neither an empty file nor a folder that was not there, and what stands in a file stays. A
-    URI is not tried out.
+    Leaves no empty file or new folder behind, and does not change an existing file. URIs are not checked.
 
     >>> check_writable("fvflops://mine.txt")
     Traceback (most recent call last):
-    OSError: fvflops://mine.txt cannot be written: it would be shipped with fvflops; choose a path of your own
+    OSError: fvflops://mine.txt cannot be written: fvflops:// is read-only; choose another path
     """
     if path.startswith(SCHEME):
-        raise OSError(f"{path} cannot be written: it would be shipped with fvflops; choose a path of your own")
+        raise OSError(f"{path} cannot be written: fvflops:// is read-only; choose another path")
     if "://" in path:
         return
     made: list[str] = []
     try:
-        if _is_special(path):  # to open a pipe waits for who reads it
+        if _is_special(path):  # opening a pipe blocks until it has a reader
             if not os.access(path, os.W_OK):
-                raise PermissionError("it may not be written")
+                raise PermissionError("permission denied")
             return
         made = _list_missing(os.path.dirname(path))
         target = os.path.realpath(path)
@@ -68,46 +67,45 @@ def check_writable(path: str) -> None:
         open_text(path, "a").close()
         if not was_there:
             os.remove(target)
-    except (OSError, ValueError) as error:  # a name with a NUL, or with half a character, raises ValueError
-        said = (error.strerror if isinstance(error, OSError) else None) or error
+    except (OSError, ValueError) as error:  # a name with a NUL or a lone surrogate raises ValueError
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         if isinstance(error, FileExistsError):
-            said = f"{error.filename} is no folder"
-        raise OSError(f"{path} cannot be written: {said}; choose another path") from None
+            reason = f"{error.filename} is not a folder"
+        raise OSError(f"{path} cannot be written: {reason}; choose another path") from None
     finally:
         for folder in made:
-            with suppress(OSError):  # it was not made after all, or another process has put something there
+            with suppress(OSError):  # it was not created, or another process has added a file
                 os.rmdir(folder)
 
 
 def write_text(path: str, pieces: str | Iterable[str]) -> None:
-    """Write a whole text file, made of pieces, so that what was there stays unless all of it could be written.
+    """Write a text file atomically: on an error the old file is unchanged, and readers never see a partial file.
 
-    Whoever reads it meanwhile sees what it was or what it is, nothing between. The folders that it lies in are made, a
-    link stays, and what it leads to is replaced, unless that may not be written. A device, a pipe and a URI are written
-    as they are, and so is a file in a folder to which nothing can be added. Half a character, which UTF-8 does not
-    have, is written as its escape.
+    Missing folders are created. A symbolic link is kept and its target replaced, unless that is read-only. A device, a
+    pipe, a URI, and a file in a read-only folder are written in place. A lone surrogate, which UTF-8 cannot encode, is
+    written as its escape.
     """
     with _replacing(path, "w") as file:
         file.writelines([pieces] if isinstance(pieces, str) else pieces)
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a file that holds no text, such as a picture, as `write_text` does."""
+    """Write a binary file, such as a picture, as `write_text` does."""
     with _replacing(path, "wb") as file:
         file.write(data)
 
 
 def append_text(path: str, text: str) -> None:
-    """Write a text behind what stands in a file; the folders that it lies in are made."""
+    """Append text to a file; missing folders are created."""
     if "://" not in path:
         make_folder(os.path.dirname(path) or ".")
-    with _naming(path), open_text(path, "a") as file:
+    with _adding_file_name(path), open_text(path, "a") as file:
         file.write(text)
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Name the file in an error of the system that does not, such as that of a full disk."""
+def _adding_file_name(path: str) -> Iterator[None]:
+    """Add the file name to an OSError without one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -118,57 +116,57 @@ def _naming(path: str) -> Iterator[None]:
 
 @contextmanager
 def _replacing(path: str, mode: str) -> Iterator[Any]:
-    """Open a file beside a path, and put it in its place when all is written."""
+    """Open a temporary file in the same folder, and move it to `path` when it is complete."""
     if path.startswith(SCHEME) or "://" in path or _is_special(path):
-        with _naming(path), _open(path, mode) as file:
+        with _adding_file_name(path), _open(path, mode) as file:
             yield file
         return
     make_folder(os.path.dirname(path) or ".")
     target = os.path.realpath(path)
     if os.path.exists(target):
-        _open(path, "a").close()  # to replace a file asks the folder's leave, not the file's own
-    # Other machines may write to the folder too.
-    beside = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
+        _open(path, "a").close()  # replacing needs the folder's permissions: check the file's too
+    # Other machines may write to the folder too: the name is globally unique.
+    temporary = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
     try:
-        file = _open(beside, mode.replace("w", "x"))
+        file = _open(temporary, mode.replace("w", "x"))
     except OSError:
-        beside, file = "", _open(path, mode)
+        temporary, file = "", _open(path, mode)
     try:
-        with _naming(path), file:
+        with _adding_file_name(path), file:
             yield file
-        if beside:
+        if temporary:
             if os.path.exists(target):
-                known = os.stat(target)
-                with suppress(OSError):  # only root gives files away
-                    os.chown(beside, known.st_uid, known.st_gid)
-                os.chmod(beside, known.st_mode)
-            os.replace(beside, target)
+                old_status = os.stat(target)
+                with suppress(OSError):  # only root may change the owner
+                    os.chown(temporary, old_status.st_uid, old_status.st_gid)
+                os.chmod(temporary, old_status.st_mode)
+            os.replace(temporary, target)
     except BaseException:
-        if beside and os.path.lexists(beside):
-            os.remove(beside)
+        if temporary and os.path.lexists(temporary):
+            os.remove(temporary)
         raise
 
 
 def _open(path: str, mode: str) -> Any:
     if path.startswith(SCHEME):
         if mode != "r":
-            raise PermissionError(f"{path} is shipped with fvflops and cannot be written: choose a path of your own")
+            raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
         return open(_shipped(path), encoding="utf-8")
     coding = None if "b" in mode else "utf-8"
-    # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for other people's URIs.
+    # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for URIs.
     if "://" in path:
         return path_manager().open(path, mode, encoding=coding) if coding else path_manager().open(path, mode)
     return open(path, mode, encoding=coding, errors="backslashreplace" if coding and mode != "r" else None)
 
 
 def _is_special(path: str) -> bool:
-    """Return whether a path leads to a device, a pipe, a socket, or whatever else a process has open."""
+    """Return whether a path is a device, a pipe, a socket, or an open file of a process."""
     there = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
     return there or path.startswith(("/dev/fd/", "/dev/std", "/proc/"))
 
 
 def _list_missing(folder: str) -> list[str]:
-    """Return the folders that are not there, of one and those that it lies in, innermost first."""
+    """Return the missing folders among a folder and its parents, innermost first."""
     missing = []
     while folder and not os.path.lexists(folder):
         missing.append(folder)
@@ -177,14 +175,14 @@ def _list_missing(folder: str) -> list[str]:
 
 
 def read_text(path: str, limit: int) -> str | None:
-    """Return a file's text, or None where it has more than `limit` characters; no more than that is read.
+    """Return a file's text, or None if it has more than `limit` characters, which are not read.
 
-    A folder, a pipe and a device, of which none has an end for sure, raise OSError.
+    A folder, a pipe and a device, which may be endless, raise OSError.
     """
     if "://" not in path:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is a folder" if os.path.isdir(path) else "it is a pipe or a device: save it as a file")
-        # To read a gigabyte takes seconds; no character takes more than four bytes.
+        # Reading a gigabyte takes seconds; a character has at most four bytes.
         if os.path.isfile(path) and os.path.getsize(path) > 4 * limit:
             return None
     with open_text(path) as file:
@@ -193,7 +191,7 @@ def read_text(path: str, limit: int) -> str | None:
 
 
 def exists(path: str) -> bool:
-    """Return whether a path or URI leads to a file.
+    """Return whether a path or URI is an existing file.
 
     >>> exists("fvflops://default.yaml"), exists("fvflops://defualt.yaml")
     (True, False)
@@ -218,7 +216,7 @@ def shipped_files() -> list[str]:
 
 
 def join(base: str, relative: str) -> str:
-    """Return where a name written in the file `base` leads: an absolute path or URI stays, another is beside `base`.
+    """Resolve a path written in the file `base`: absolute paths and URIs are kept, others are relative to its folder.
 
     >>> join("tables/mine.yaml", "ours.yaml"), join("s3://bucket/mine.yaml", "ours.yaml")
     ('tables/ours.yaml', 's3://bucket/ours.yaml')
@@ -232,11 +230,11 @@ def join(base: str, relative: str) -> str:
 
 @cache
 def path_manager() -> Any:
-    """Return iopath's `g_pathmgr`, which then knows `fvflops://` too; other handlers are registered with it."""
+    """Return iopath's `g_pathmgr` with a handler for `fvflops://` registered."""
     from iopath.common.file_io import PathHandler, g_pathmgr
 
     class ShippedHandler(PathHandler):
-        """Finds `fvflops://NAME` among the files that fvflops ships."""
+        """Resolve `fvflops://NAME` to the files that fvflops ships."""
 
         def _get_supported_prefixes(self) -> list[str]:
             return [SCHEME]
@@ -258,7 +256,7 @@ def path_manager() -> Any:
 
 
 def _folders() -> tuple[Path, ...]:
-    # An installed wheel has the files beside the package's modules, a checkout one folder up.
+    # An installed wheel has them inside the package, a checkout one folder up.
     return PACKAGE / "configs", PACKAGE.parent / "configs"
 
 

@@ -1,4 +1,4 @@
-"""Names and numbers as messages and tables show them: printable, cut to a length, checked, with the nearest known."""
+"""Helpers for names in messages and tables: escaping, truncation, "did you mean" and argument checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST = 120  # characters of an attribute or a class
 
 
 def printable(name: str) -> str:
-    """Return a name in which every character that cannot be printed is written as a Python escape.
+    """Return a name with unprintable characters as Python escapes.
 
     >>> print(printable("line\\nbreak"))
     line\\nbreak
@@ -20,9 +20,9 @@ def printable(name: str) -> str:
 
 
 def printable_short(name: str) -> str:
-    """Return what `printable` does, for a row of a table: what is longer than 120 characters between two dots is cut.
+    """Return a printable name for a row of a table, with each part between dots cut to 120 characters.
 
-    A name of many parts stays whole, since its beginning alone would be that of others too.
+    The number of parts is not limited: names with many parts may have a long common prefix.
 
     >>> print(printable_short("layer.0"), len(printable_short("x" * 10_000)))
     layer.0 121
@@ -33,7 +33,7 @@ def printable_short(name: str) -> str:
 
 
 def truncate(text: str, limit: int = 60) -> str:
-    """Return a text, cut to its first `limit` characters and … where it is longer.
+    """Return a text; if longer than `limit` characters, cut to these and ….
 
     >>> truncate("aten::mm"), len(truncate("x" * 900_000))
     ('aten::mm', 61)
@@ -42,7 +42,7 @@ def truncate(text: str, limit: int = 60) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known name that is most like one, or "" where none is; with cutoff=0 one always is, if any is known.
+    """Return the closest match among known names, or ""; with cutoff=0 there always is one, unless `known` is empty.
 
     >>> nearest("flps", ("macs", "flops")), nearest("x", ("macs", "flops"))
     ('flops', '')
@@ -51,9 +51,9 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def suggest(name: str, known: Iterable[str], *, lead: str = ": ", quote: bool = True, cutoff: float = 0.6) -> str:
-    """Return how a message about an unknown name ends: with the nearest known one, or with "" where none is near.
+    """Return "did you mean" with the closest known name, as the end of a message; "" where none is close.
 
-    A message that quotes no names, as those about a table's formulas do, takes it with quote=False.
+    With quote=False the name is unquoted, as in messages about a table's formulas.
 
     >>> suggest("flps", ("macs", "flops")), suggest("flps", ("macs", "flops"), lead="; ", quote=False)
     (": did you mean 'flops'?", '; did you mean flops?')
@@ -65,12 +65,12 @@ def suggest(name: str, known: Iterable[str], *, lead: str = ": ", quote: bool = 
 
 
 def require_int(name: str, value: object, *, least: int) -> int:
-    """Return a whole number, `least` or more; anything else, True and False too, raises ValueError.
+    """Return an integer >= `least`; anything else, including bools, raises ValueError.
 
     >>> require_int("repeat", 0, least=1)
     Traceback (most recent call last):
-    ValueError: repeat is a whole number from 1 on, not 0
+    ValueError: repeat must be an integer >= 1, not 0
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is a whole number from {least} on, not {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
     return value

@@ -1,6 +1,6 @@
-"""Format numbers as text, and parse them; no other module does.
+"""All formatting and parsing of numbers.
 
-The formats of fvcore and of DeepSpeed are kept to the letter, so that a table of fvflops can be compared with theirs.
+The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables can be compared with theirs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from numbers import Integral
 
-# A number above the first figure is divided by the second. The steps lie a decade below the unit, so 101 is 0.101K.
+# (threshold, unit, suffix). Thresholds are a tenth of the unit, so 101 is 0.101K.
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 
-# DeepSpeed's prefixes. A number stands in the largest unit of which there is one, and below the last in that.
+# DeepSpeed's prefixes. A number is in the largest unit that is not larger than it, or in the smallest.
 _PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
 
-# What a number that somebody writes may end in; Ki is 1024.
+# Suffixes of numbers in input; Ki is 1024.
 _WRITTEN = {
     "": 1,
     **{suffix: 1000**power for power, suffix in enumerate("KMGTPE", start=1)},
@@ -31,7 +31,7 @@ _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def format_size(count: float, *, digits: int = 3, hide_zero: bool = False) -> str:
-    """Return a count, or a mean, with the suffix K, M, G, T or P and at most `digits` digits behind the point.
+    """Return a count, or a mean, with the suffix K, M, G, T or P and at most `digits` decimals.
 
     `hide_zero` turns 0 into "". The format of fvcore's `flop_count_table` (3 digits) and `flop_count_str` (2 digits).
 
@@ -49,7 +49,7 @@ def format_size(count: float, *, digits: int = 3, hide_zero: bool = False) -> st
 
 
 def format_short(count: float) -> str:
-    """Return a count, or a mean, with three digits and the suffix K, M, G, T or P of the unit of which there is one.
+    """Return a count, or a mean, with three significant digits and the suffix K, M, G, T or P.
 
     >>> format_short(999), format_short(1024), format_short(32915099296), format_short(-12845056), format_short(0.25)
     ('999', '1.02K', '32.9G', '-12.8M', '0.25')
@@ -83,7 +83,7 @@ def format_parameters(count: float) -> str:
 
 
 def format_in(count: float, power: int) -> str:
-    """Return a count in the unit 10**power, with three figures or, before the point, more; none is made up.
+    """Return a count in the unit 10**power, with three significant digits, or all before the point, if it has so many.
 
     >>> format_in(25557032, 6), format_in(4089184256, 9), format_in(405853388800, 6)
     ('25.6', '4.09', '405,853')
@@ -95,12 +95,12 @@ def format_in(count: float, power: int) -> str:
     whole = isinstance(count, Integral)
     number = Decimal(int(count) if whole else float(count)).scaleb(-power)
     places = max(2 - Context(prec=3).plus(number).adjusted(), 0)
-    # A whole count has no figures behind its last one.
+    # An integer count has no digits below 1.
     return f"{number:,.{min(places, power) if whole else places}f}"
 
 
 def format_elements(count: int) -> str:
-    """Return a number of elements with the suffix K, M or G and one digit behind the point.
+    """Return a number of elements with the suffix K, M or G and one decimal.
 
     The format of fvcore's `parameter_count_table`.
 
@@ -114,7 +114,7 @@ def format_elements(count: int) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """Return a share as a percentage with one digit; something that rounds to nothing is "<0.1%", a share of 0 is "".
+    """Return a share as a percentage with one decimal; "<0.1%" if it would round to 0, "" if `whole` is 0.
 
     >>> format_percent(1, 3), format_percent(0, 3), format_percent(1, 10**6), format_percent(0, 0)
     ('33.3%', '0.0%', '<0.1%', '')
@@ -148,7 +148,7 @@ def format_change(share: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time in the largest unit of which there is one, with three digits.
+    """Return a time with three significant digits, in the largest unit that is not larger than it.
 
     >>> format_seconds(75.3164), format_seconds(0.05), format_seconds(3.2e-6), format_seconds(1234.5)
     ('75.3 s', '50 ms', '3.2 µs', '1,230 s')
@@ -158,7 +158,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio with three digits, those before the point all kept.
+    """Return a ratio with three significant digits, or all before the point.
 
     >>> format_ratio(0.08333), format_ratio(45.23), format_ratio(1234.5), format_ratio(float("inf"))
     ('0.0833', '45.2', '1,234', '∞')
@@ -169,7 +169,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def format_thousands(count: int) -> str:
-    """Return every digit of an integer, in groups of three.
+    """Return an integer with thousands separators.
 
     >>> format_thousands(4089184256)
     '4,089,184,256'
@@ -178,7 +178,7 @@ def format_thousands(count: int) -> str:
 
 
 def format_quantity(count: int, noun: str) -> str:
-    """Return a number with the noun that it counts, whose plural takes an s, or es after s, x, ch and sh.
+    """Return a number with its noun, with plural s, or es after s, x, ch and sh.
 
     >>> format_quantity(1, "call"), format_quantity(1024, "output element"), format_quantity(2, "class")
     ('1 call', '1,024 output elements', '2 classes')
@@ -197,7 +197,7 @@ def format_shape(shape: Sequence[int]) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the whole number that a text such as "4_089_184_256", "1.2G" or "120 MiB" stands for, exactly.
+    """Parse an integer such as "4_089_184_256", "1.2G" or "120 MiB", exactly.
 
     K, M, G, T, P and E are powers of 1000, Ki and so on of 1024. Any other text raises ValueError.
 
@@ -205,35 +205,35 @@ def parse_size(text: str) -> int:
     (1200000000, 125829120, 25557032)
     >>> parse_size("1.0005K")
     Traceback (most recent call last):
-    ValueError: '1.0005K' is no whole number
+    ValueError: '1.0005K' is not an integer
     """
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no number such as 25_557_032, 1.2G or 120MiB")
+        raise ValueError(f"{text[:60]!r} is not a number such as 25_557_032, 1.2G or 120MiB")
     whole, part, suffix = found.groups()
     number = Fraction(whole.replace("_", "").replace(",", "") + (part or "")) * _WRITTEN[suffix or ""]
     if number.denominator != 1:
-        raise ValueError(f"{text[:60]!r} is no whole number")
+        raise ValueError(f"{text[:60]!r} is not an integer")
     return int(number)
 
 
 def parse_share(text: str) -> Fraction:
-    """Return the share that a text such as "1%" or "0.01" stands for, exactly; any other text raises ValueError.
+    """Parse a share such as "1%" or "0.01", exactly; any other text raises ValueError.
 
     >>> parse_share("1%"), parse_share("0.5")
     (Fraction(1, 100), Fraction(1, 2))
     """
     found = _SHARE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no share such as 1% or 0.01")
+        raise ValueError(f"{text[:60]!r} is not a share such as 1% or 0.01")
     return Fraction(found[1]) / (100 if found[2] else 1)
 
 
 def number_to_string(number: float, units: str | None = None, precision: int = 2) -> str:
     """Return a number with a blank and the prefix T, G, M, K, m or u, in DeepSpeed's format.
 
-    `units` is the prefix, "" for none; without it, it is that of which there is at least one. `precision` is how many
-    digits behind the point are kept, of six digits in all. Another prefix raises ValueError.
+    `units` is the prefix, "" for none; by default the largest that is not larger than the number. `precision` is the
+    number of decimals, of six significant digits in all. Any other prefix raises ValueError.
 
     >>> number_to_string(426516480), number_to_string(0.00325), number_to_string(1024, units="M", precision=4)
     ('426.52 M', '3.25 m', '0.001 M')
@@ -266,7 +266,7 @@ def macs_to_string(macs: float, units: str | None = None, precision: int = 2) ->
 
 
 def params_to_string(params_num: float, units: str | None = None, precision: int = 2) -> str:
-    """Return a number of parameters in DeepSpeed's format, in which 1e9 is B, which `units` may say for G.
+    """Return a number of parameters in DeepSpeed's format, in which 1e9 is B; `units` accepts B and G.
 
     >>> params_to_string(61706), params_to_string(6738415616), params_to_string(10)
     ('61.71 K', '6.74 B', '10')
@@ -285,7 +285,7 @@ def duration_to_string(duration: float, units: str | None = None, precision: int
 
 
 def share_to_string(part: float, whole: float, precision: int = 2) -> str:
-    """Return a share as a percentage in DeepSpeed's format; of nothing, any share is 0.
+    """Return a share as a percentage in DeepSpeed's format; 0% if `whole` is 0.
 
     >>> share_to_string(1, 3), share_to_string(1, 2), share_to_string(0, 0)
     ('33.33%', '50%', '0%')

@@ -29,7 +29,7 @@ def test_a_folder_is_made_with_those_that_it_lies_in(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
         paths.make_folder(str(tmp_path / "file"))
-    with pytest.raises(PermissionError, match="choose a path of your own"):
+    with pytest.raises(PermissionError, match="choose another path"):
         paths.make_folder("fvflops://runs")
 
 
@@ -39,7 +39,7 @@ def test_a_name_that_no_file_can_have_does_not_exist(path):
 
 
 def test_a_shipped_file_is_not_written():
-    with pytest.raises(PermissionError, match="choose a path of your own"):
+    with pytest.raises(PermissionError, match="choose another path"):
         paths.open_text("fvflops://default.yaml", "w")
 
 

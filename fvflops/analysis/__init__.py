@@ -1,4 +1,4 @@
-"""The face that programs written for fvcore know: analyses of a model, and text made from them."""
+"""Analyses of a model and their text output, with fvcore's interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fvflops.analysis.text import flop_count_str, flop_count_table, parameter_count_table, summarise
     from fvflops.analysis.training_step import TrainingStepAnalysis
 
-# Name → the module that defines it, imported when the name is first used: a count needs a third of them.
+# Name → defining module, imported on first use: a count needs a third of them.
 _MODULES = {
     "ActivationCountAnalysis": "fvflops.analysis.model_counts",
     "FlopCountAnalysis": "fvflops.analysis.model_counts",

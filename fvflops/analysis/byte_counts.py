@@ -1,4 +1,4 @@
-"""The count of bytes: what each op, module and phase must read and write."""
+"""Count memory traffic by op, module and phase."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from fvflops.trace.signature import packet_of
 
 
 class ByteCountAnalysis(ModelAnalysis):
-    """The bytes that a model's run must read and write: the compulsory traffic of each op on its own.
+    """Memory traffic of a model's run in bytes, without cache reuse or fusion.
 
-    `part` is "moved" (read and written), "read" or "written". `table` says which composite ops are one kernel: those
-    that it has a row for. The other arguments are those of ModelAnalysis. An op of which the bytes are not known is in
-    `unsupported_ops()`. Caches, fusion and kernels that read twice are not seen: see
-    `fvflops.counting.traffic.traffic`.
+    `part` is "moved" (read and written), "read" or "written". Composite ops that `table` has a row for count as one
+    kernel. The other arguments are those of ModelAnalysis. Ops whose bytes are unknown are in `unsupported_ops()`. For
+    the rules see `fvflops.counting.traffic.traffic`.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(100, 10), nn.Flatten(0))
@@ -48,27 +47,27 @@ class ByteCountAnalysis(ModelAnalysis):
         warn: bool = True,
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, warn=warn)
-        TrafficCostModel(part)  # which refuses an unknown part
+        TrafficCostModel(part)  # raises for an unknown part
         self._part = part
         self._kernels = resolve_table(table)
 
     def counts(self) -> Counts:
-        """Return the counts of the model's run in bytes; an op that moves nothing is free."""
+        """Return the counts of the model's run in bytes; an op without traffic is free."""
         if self._counts is None:
             trace, cost_model = split_by_aliasing(self.trace(), self._part)
-            self._counts = count(trace, self._after_handles(cost_model), "bytes")
+            self._counts = count(trace, self._with_handles(cost_model), "bytes")
             self._warn(self._counts)
         return self._counts
 
     def _cost_model(self) -> CostModel:
-        return self._after_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
+        return self._with_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
 
     def _missing_stops(self, trace: Trace) -> list[str]:
-        """Return the ops that a handle names and the trace has looked into; without one any trace will do."""
-        stops = self._after_handles(TrafficCostModel(self._part)).stops_at
+        """Return the ops with a handle that the trace has decomposed; without handles any trace will do."""
+        stops = self._with_handles(TrafficCostModel(self._part)).stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _after_handles(self, cost_model: CostModel) -> CostModel:
+    def _with_handles(self, cost_model: CostModel) -> CostModel:
         if self._handles or self._module_handles:
             return HandleCostModel(cost_model, self._handles, self._module_handles)
         return cost_model

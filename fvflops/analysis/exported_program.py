@@ -1,4 +1,4 @@
-"""The exported program: what `torch.export` made of a model, run on its example inputs, its modules as they were."""
+"""Load and record programs exported by `torch.export`, with the modules of the original model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fvflops.trace import ModuleTree, Trace
 
 
 def is_program(source: object) -> bool:
-    """Return whether this is a `torch.export.ExportedProgram`, without importing torch.export (which takes a second).
+    """Return whether `source` is a `torch.export.ExportedProgram`, without importing torch.export (which takes 1 s).
 
     >>> is_program(nn.Linear(2, 2))
     False
@@ -27,19 +27,19 @@ def is_program(source: object) -> bool:
 
 
 def load_program(path: str | os.PathLike[str]) -> Any:
-    """Return the program that `torch.export.save` wrote; a file that holds none raises ValueError naming it."""
+    """Return the program that `torch.export.save` wrote; any other file raises ValueError naming it."""
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise ValueError(f"{name}: there is no such file")
-    if not zipfile.is_zipfile(name):  # of which torch would warn at length
-        raise ValueError(f"{name}: this is no program of torch.export: it is no zip archive, or not a whole one")
+    if not zipfile.is_zipfile(name):  # torch would log a long warning
+        raise ValueError(f"{name}: not a program of torch.export: it is not a complete zip archive")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own use of its own deprecated functions
+            warnings.simplefilter("ignore")  # torch.export itself calls deprecated functions of torch
             return torch.export.load(name)
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
-        raise ValueError(f"{name}: this is no program of torch.export: {said}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+        raise ValueError(f"{name}: not a program of torch.export: {reason}") from error
 
 
 def record_program(
@@ -57,7 +57,7 @@ def record_program(
     """
     if inputs is None and kwargs is None:
         if program.example_inputs is None:
-            raise ValueError("the exported program keeps no example inputs: give inputs")
+            raise ValueError("the exported program has no example inputs: give inputs")
         inputs, kwargs = program.example_inputs
     module, classes = _unflatten(program)
     flops = FlopCountAnalysis(module, inputs, kwargs=kwargs, table=table, **options)
@@ -70,12 +70,12 @@ def record_program(
 
 
 def _unflatten(program: Any) -> tuple[nn.Module, dict[str, str]]:
-    """Return a module that runs the program, and name → class of the modules that it was made from."""
+    """Return a module that runs the program, and name → class of the original modules."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = torch.export.unflatten(program)
-    except Exception:  # what has no hierarchy any more runs as one module
+    except Exception:  # a program without module hierarchy runs as one module
         return program.module(), {}
     classes = {}
     for name, part in module.named_modules(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""The exporting: a Trace written to a file that other programs draw, in the format that the path's ending says."""
+"""Export a Trace as a timeline or flame graph for other programs, in a format chosen by the file extension."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.reports import EXPORTS
 from fvflops.trace import Trace
 from fvflops.trace.timeline import WEIGHTS
 
-# The ending of a path → its format; the first that fits counts.
+# File extension → format; the first match is used.
 ENDINGS: Mapping[str, str] = {
     ".speedscope.json": "speedscope",
     ".json": "chrome-trace",
@@ -22,11 +22,11 @@ ENDINGS: Mapping[str, str] = {
 
 
 def prepare_export(path: str | os.PathLike[str], format: str | None = None, weight: str | None = None) -> str:
-    """Return the format of an export, after a look at all that can be wrong before there is a Trace to write.
+    """Return the format of an export, after checking path, format and weight before a Trace is recorded.
 
     >>> prepare_export("fvflops.svg")
     Traceback (most recent call last):
-    ValueError: fvflops.svg does not say which format it is in: end it in .speedscope.json, .json, .txt or .folded, or \
+    ValueError: fvflops.svg has no known file extension: use .speedscope.json, .json, .txt or .folded, or \
 give a format, one of chrome-trace, speedscope, flame-graph
     """
     name = os.fspath(path)
@@ -36,13 +36,13 @@ give a format, one of chrome-trace, speedscope, flame-graph
         if format is None:
             *endings, last = ENDINGS
             raise ValueError(
-                f"{name} does not say which format it is in: end it in {', '.join(endings)} or {last}, "
+                f"{name} has no known file extension: use {', '.join(endings)} or {last}, "
                 f"or give a format, one of {formats}"
             )
     if format not in EXPORTS:
-        raise ValueError(f"there is no export format {format!r}: there are {formats}")
+        raise ValueError(f"unknown export format {format!r}: it is one of {formats}")
     if weight is not None and weight not in WEIGHTS:
-        raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+        raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
     paths.check_writable(name)
     return format
 
@@ -50,7 +50,7 @@ give a format, one of chrome-trace, speedscope, flame-graph
 def write_export(
     trace: Trace, cost_model: CostModel, path: str | os.PathLike[str], format: str, weight: str | None = None
 ) -> None:
-    """Write a Trace to a file in a format that `prepare_export` returned; a weight that is not known raises TraceError.
+    """Write a Trace in a format that `prepare_export` returned; a weight without data raises TraceError.
 
     FLOPs and multiply-adds are by the cost model.
     """

@@ -1,4 +1,4 @@
-"""The inputs of an analysis, as people give them: a tensor, several, or a mapping of names."""
+"""Bind the inputs of an analysis, a tensor, a sequence or a mapping, to a model's arguments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import nn
 def bind_inputs(
     model: Callable[..., Any], inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that `inputs` and `kwargs` stand for.
+    """Return the positional and keyword arguments for `inputs` and `kwargs`.
 
-    A tuple or a list holds positional arguments, a mapping keyword arguments, anything else is the only argument; None
-    is no argument. A mapping that the model cannot take by keyword and can take as one argument is one argument. A
+    A tuple or a list is positional arguments, a mapping keyword arguments, None no argument, anything else the only
+    argument. A mapping that does not match the model's keywords but matches as one argument is one argument. A
     name given twice raises TypeError.
 
     >>> bind_inputs(lambda ids, mask: ids, {"ids": 1}, {"mask": 2})
@@ -27,36 +27,36 @@ def bind_inputs(
     if inputs is None:
         return (), extra
     if isinstance(inputs, Mapping):
-        twice = sorted(inputs.keys() & extra.keys())
-        if twice:
-            raise TypeError(f"{', '.join(map(repr, twice))} stands both in the inputs and in kwargs: name it once")
+        duplicates = sorted(inputs.keys() & extra.keys())
+        if duplicates:
+            raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: give it once")
         if not _takes(model, (), {**inputs, **extra}) and _takes(model, (inputs,), extra):
             return (inputs,), extra
         return (), {**inputs, **extra}
-    # A named tuple is a structure of the model's own, not a list of arguments.
+    # A named tuple is a single structured argument, not a list of arguments.
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), extra
     return (inputs,), extra
 
 
 def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError where an input is an iterator, which only the first of several runs would find anything in.
+    """Raise ValueError where an input is an iterator, which the first of several runs would exhaust.
 
     >>> check_repeatable((), {"batches": iter([1, 2])})
     Traceback (most recent call last):
-    ValueError: input 'batches' is a list_iterator, of which only the first run would get anything: give a list
+    ValueError: input 'batches' is a list_iterator, which the first of several runs would exhaust: give a list
     """
     for name, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Iterator):
             kind = type(value).__name__
-            raise ValueError(f"input {name!r} is a {kind}, of which only the first run would get anything: give a list")
+            raise ValueError(f"input {name!r} is a {kind}, which the first of several runs would exhaust: give a list")
 
 
 def _takes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
-        return True  # written in C: only calling it can tell
+        return True  # written in C, without a signature
     try:
         signature.bind(*args, **kwargs)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The stand-in for a traced graph's value, so that handles written for fvcore run unmodified."""
+"""Substitutes for `torch._C.Value`, so that handles written for fvcore run unmodified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.trace import Symbol, TensorSpec, Value
 
 FvcoreHandle = Callable[[list[Any], list[Any]], Any]
 
-# A traced graph names convolutions `_convolution`, with four more arguments; the last one came with torch 1.7.
+# A traced graph has `_convolution`, with four more arguments than `convolution`; the last one since torch 1.7.
 _CONVOLUTION_SWITCHES: Mapping[str, Value] = {
     "benchmark": False,
     "deterministic": False,
@@ -27,7 +27,7 @@ _CONVOLUTION_SWITCHES: Mapping[str, Value] = {
 
 @dataclass(frozen=True, slots=True)
 class JitType:
-    """What `value.type()` gives: the part of torch's TensorType that handles use."""
+    """Result of `value.type()`: the part of torch's TensorType that handles use."""
 
     spec: TensorSpec
 
@@ -49,7 +49,7 @@ class JitType:
         return torch.device(self.spec.device)
 
     def scalarType(self) -> str:
-        """Return the traced graph's name of the dtype: Float, Half, Long ..."""
+        """Return TorchScript's name of the dtype: Float, Half, Long ..."""
         return _SCALAR_TYPES.get(self.spec.dtype, self.spec.dtype)
 
     def kind(self) -> str:
@@ -59,7 +59,7 @@ class JitType:
 
 @dataclass(frozen=True, slots=True)
 class JitNode:
-    """What `value.node()` gives: the node that made a value; only a list has inputs that can be asked for."""
+    """Result of `value.node()`: the node that produced a value; only that of a list has inputs."""
 
     value: Value
 
@@ -108,7 +108,7 @@ class JitValue:
         return self.value
 
     def node(self) -> JitNode:
-        """Return the node that made this value."""
+        """Return the node that produced this value."""
         return JitNode(self.value)
 
     def debugName(self) -> str:
@@ -133,10 +133,10 @@ _SCALAR_TYPES = {
 
 
 def adapt_handle(name: str, handle: Any) -> Handle:
-    """Return a handle that takes a Call, from one of ours or from one written for fvcore.
+    """Return a handle that takes a Call, from a handle in our form or in fvcore's.
 
-    A handle with one required positional parameter is ours, `handle(call)`; any other is called as
-    `handle(inputs, outputs)`. What cannot be called raises TypeError.
+    A handle with one required positional parameter is called as `handle(call)`, any other as fvcore's
+    `handle(inputs, outputs)`. An object that is not callable raises TypeError.
     """
     if not callable(handle):
         raise TypeError(f"the handle of {name} is {handle!r}: give a function, or None to ignore the op")

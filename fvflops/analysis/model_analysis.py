@@ -1,4 +1,4 @@
-"""ModelAnalysis: a model recorded when a result is first asked for, counted by a table and by handles."""
+"""ModelAnalysis: a model recorded on first access to a result, counted by a table and by handles."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _ANCESTOR_MODES = ("owner", "caller")
 
 
 class ModelAnalysis:
-    """A statistic of a model, by operator, by module and by both; without handles it counts nothing.
+    """A metric of a model, by operator, by module and by both; without handles it counts nothing.
 
     `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
-    of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the line of source that it
-    comes from. With `warn=False` nothing is logged of unsupported ops and of modules that were not called. The model
-    runs once, when a result is first asked for, and is left as it was. An op belongs to the module that was called last
-    when it ran, and to that module's parents.
+    of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the source line that called it.
+    With `warn=False` no warnings of unsupported ops and uncalled modules are logged. The model runs once, on first
+    access to a result, and its state is restored afterwards. An op counts for the innermost module call around it, and
+    for that module's parents.
 
     >>> import torch
     >>> analysis = ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
@@ -84,10 +84,10 @@ class ModelAnalysis:
 
     @classmethod
     def from_trace(cls: type[Self], trace: Trace, *, warn: bool = True, **options: Any) -> Self:
-        """Return an analysis of a trace that was recorded before; it never runs a model.
+        """Return an analysis of an existing trace; it never runs a model.
 
         `warn` is that of ModelAnalysis; other `options` are those of the class (`table=`). A handle for an op that the
-        trace has already decomposed raises TraceError when a result is asked for.
+        trace has already decomposed raises TraceError on access to a result.
         """
         absent: Any = None
         analysis = cls(absent, **options)
@@ -96,8 +96,8 @@ class ModelAnalysis:
         return analysis
 
     def total(self, module_name: str = "") -> int:
-        """Return the count of a module, in the analysis' unit; an unknown name raises KeyError naming the nearest."""
-        if module_name == "" and self._ancestors == "owner":  # all that ran, wherever it ran
+        """Return the count of a module; an unknown name raises KeyError with the closest match."""
+        if module_name == "" and self._ancestors == "owner":  # all ops, in any scope
             return self.counts().total()
         return sum(self._table_of_counts()[self.canonical_module_name(module_name)].values())
 
@@ -114,7 +114,7 @@ class ModelAnalysis:
         return {name: Counter(counts) for name, counts in self._table_of_counts().items()}
 
     def by_phase(self) -> dict[str, Counter[str]]:
-        """Return phase → operator label → count over the whole model; a forward run has the phase "forward" alone.
+        """Return phase → operator label → count over the whole model; a forward run has only the phase "forward".
 
         The others are "recompute", "backward" and "optimizer".
         """
@@ -125,28 +125,28 @@ class ModelAnalysis:
         return self.counts().by_module_and_phase(self._ancestors)
 
     def by_parameter_group(self) -> dict[str, Counter[str]]:
-        """Return parameter group → operator label → count, of the optimizers' steps that were recorded."""
+        """Return parameter group → operator label → count, of the recorded optimizer steps."""
         return self.counts().by_parameter_group()
 
     def by_dtype(self) -> Counter[str]:
-        """Return dtype → count over the whole model; an op computes in the dtype of what it reads."""
+        """Return compute dtype → count over the whole model; usually the dtype of an op's inputs."""
         return self.counts().by_dtype()
 
     def unsupported_ops(self, module_name: str = "") -> Counter[str]:
-        """Return op → calls of a module that its count leaves out: omitted by the convention, or unknown."""
+        """Return op → calls of a module that are not counted: ignored by the convention, or unsupported."""
         calls = self.counts().calls_by_module(self._ancestors, Status.OMITTED, Status.UNKNOWN)
         return calls[self.canonical_module_name(module_name)]
 
     def uncalled_modules(self) -> set[str]:
-        """Return the names of the modules in which no op was seen: unused, or used other than by calling them."""
-        self.counts()  # which warns of what is to be known
+        """Return the names of the modules in which no op ran: unused, or used other than by calling them."""
+        self.counts()  # logs the warnings
         return find_uncalled(self.trace(), self._ancestors)
 
     def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:
-        """Set what single ops count for: pairs of op name and handle, or a mapping by keyword; returns the analysis.
+        """Set handles of ops: pairs of op name and handle, or a mapping by keyword; returns the analysis.
 
         A handle is a function of a `Call` that returns an int or a Counter of label → int, or a function of
-        `(inputs, outputs)` as fvcore's are. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
+        `(inputs, outputs)` as in fvcore. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
         (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name raises TypeError.
         """
         if len(args) % 2:
@@ -158,12 +158,12 @@ class ModelAnalysis:
         return self
 
     def set_module_handle(self: Self, *args: Any) -> Self:
-        """Set what calls of module classes count for: pairs of a class, or its name, and handle; returns the analysis.
+        """Set handles of module classes: pairs of a class, or its name, and handle; returns the analysis.
 
-        What runs inside such a module is not counted beside it. The call that a handle gets has the tensors that went
-        in as `input`, `input_1` ... and the module's numbers, texts and parameters as `attributes`; what it returns is
-        that of an op's handle, and None makes the module ignored. A class speaks for its subclasses too. A name that no
-        class has raises ValueError.
+        The ops inside such a module are not counted in addition. The handle's call has the module's input tensors as
+        `input`, `input_1` ... and its public numbers, strings and parameters as `attributes`; it returns the same as an
+        op's handle, and None makes the module ignored. Subclasses are included. A name that no class has raises
+        ValueError.
 
         >>> import torch
         >>> analysis = ModelAnalysis(torch.nn.Sequential(torch.nn.LSTM(4, 8)), torch.ones(5, 1, 4))
@@ -181,7 +181,7 @@ class ModelAnalysis:
         return self
 
     def clear_op_handles(self: Self) -> Self:
-        """Drop every handle and the formulas of the table too, so that nothing is counted; returns the analysis."""
+        """Remove all handles and the table's formulas, so that nothing is counted; returns the analysis."""
         self._handles = {}
         self._module_handles = {}
         self._table = None
@@ -189,11 +189,11 @@ class ModelAnalysis:
         return self
 
     def canonical_module_name(self, name: str) -> str:
-        """Return the name under which a module's counts stand: for a shared module its first name."""
+        """Return the name under which a module is counted: for a shared module its first name."""
         return self.module_tree().canonical(name)
 
     def copy(self: Self, new_model: Model | None = None, new_inputs: Any = None) -> Self:
-        """Return an analysis of the same class and settings, on another model or other inputs where these are given."""
+        """Return an analysis of the same class and settings, with another model or other inputs if given."""
         twin = copying.copy(self)
         twin._handles = dict(self._handles)
         twin._module_handles = dict(self._module_handles)
@@ -206,10 +206,10 @@ class ModelAnalysis:
         return twin
 
     def ancestor_mode(self: Self, mode: str) -> Self:
-        """Set to which modules an op belongs; returns the analysis.
+        """Set the modules for which an op counts; returns the analysis.
 
-        "owner": to the module called last and its parents by name. "caller": to every module that was being called.
-        They differ where a module calls one that it does not own, as with shared modules.
+        "owner": the innermost module call around it, and that module's parents by name. "caller": every module call
+        around it. They differ where a module calls one that is not its child, as with shared modules.
         """
         if mode not in _ANCESTOR_MODES:
             raise ValueError(f"Unrecognized ancestor mode: {mode!r} is none of {', '.join(_ANCESTOR_MODES)}")
@@ -218,19 +218,19 @@ class ModelAnalysis:
         return self
 
     def unsupported_ops_warnings(self: Self, enabled: bool) -> Self:
-        """Set whether ops that no row and no handle knows are warned of, once an analysis; returns the analysis."""
+        """Set whether a warning lists unsupported ops, once per analysis; returns the analysis."""
         self._warn_unsupported = enabled
         return self
 
     def uncalled_modules_warnings(self: Self, enabled: bool) -> Self:
-        """Set whether modules in which no op was seen are warned of; returns the analysis."""
+        """Set whether a warning lists the modules in which no op ran; returns the analysis."""
         self._warn_uncalled = enabled
         return self
 
     def tracer_warnings(self: Self, mode: str) -> Self:
-        """Set which warnings of the model's run pass: "all", "no_tracer_warning" or "none"; returns the analysis.
+        """Set which warnings of the model's run are shown: "all", "no_tracer_warning" or "none"; returns the analysis.
 
-        Nothing is traced with torch.jit here, so that the first two are the same.
+        Nothing is traced with torch.jit, so that the first two are equivalent.
         """
         if mode not in _TRACER_WARNINGS:
             raise ValueError(f"Unrecognized tracer warning mode {mode!r}: it is one of {', '.join(_TRACER_WARNINGS)}")
@@ -244,17 +244,17 @@ class ModelAnalysis:
         return self._modules
 
     def trace(self) -> Trace:
-        """Return the Trace of the model's run, recording it if that has not been done.
+        """Return the Trace of the model's run, recorded on first access.
 
-        A handle or a table that names a composite op which the trace has looked into makes it record again; an analysis
-        of a loaded trace, which cannot, raises TraceError.
+        It is recorded again if a handle or the table counts a composite op as a whole that the trace has decomposed; an
+        analysis of a loaded trace raises TraceError instead.
         """
         missing = [] if self._trace is None else self._missing_stops(self._trace)
         if self._trace is not None and not missing:
             return self._trace
         if self._is_loaded:
             raise TraceError(
-                f"this trace was recorded inside {', '.join(missing)}: to count that op as one, record the model again"
+                f"this trace has decomposed {', '.join(missing)}: to count that op as a whole, record the model again"
             )
         self._trace = self._record(self._cost_model().stops_at)
         self._modules = self._trace.modules
@@ -268,11 +268,11 @@ class ModelAnalysis:
         return self._counts
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return a page that a browser opens, with a picture of the module tree to move about in; write it to a path.
+        """Return an HTML page with a navigable chart of the module tree; write it to `path` if given.
 
-        It shows what this analysis counts, and what else its trace and table tell: FLOPs, MACs, activations,
-        parameters, bytes, op calls, and time where it was measured. It is one file and asks for no network. A path that
-        cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
+        It shows the metric of this analysis, and all others available from its trace and table: FLOPs, MACs,
+        activations, parameters, bytes, op calls, and time where measured. It is one file without network access. A path
+        that cannot be written raises OSError before the model is run. An op counts for the innermost module around it.
 
         >>> import torch
         >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
@@ -286,14 +286,14 @@ class ModelAnalysis:
         return page
 
     def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
-        """Return heading → the cells of its column, the rows and their order those of the CSV report.
+        """Return heading → cells of its column, with the rows of the CSV report.
 
-        The columns by module: module ("" is the model), class, parameters, what this analysis counts, the activations
-        beside flops, each phase where more than a forward pass was recorded, and whether the module was called. `by` is
-        "module", "operator" or "both", or of flops "op" for a row for each op call, "call" for one for each call of a
-        module, both in the order of the run and with tensors and bytes, and "line" for one for each line of source;
-        another view raises ValueError. `depth` is how many modules below the root are listed, all if None. Numbers are
-        exact, None if not known, and names as they are.
+        The columns by module are: module ("" is the model), class, parameters, the metric of this analysis, activations
+        with FLOPs, each phase if more than a forward pass was recorded, and whether the module was called. `by` is
+        "module", "operator" or "both"; for FLOPs also "op" for a row per op call, "call" for a row per module call,
+        both in the order of the run and with tensors and bytes, and "line" for a row per source line; any other view
+        raises ValueError. `depth` limits the levels below the root. Numbers are exact, None if unknown; names are
+        unescaped.
 
         >>> import torch
         >>> from fvflops import FlopCountAnalysis
@@ -303,20 +303,20 @@ class ModelAnalysis:
         return make_columns(self._list_rows(by, depth, "to_dict()")[0])
 
     def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
-        """Return the columns of `to_dict` as a data frame; its `attrs` tell model, inputs, convention and versions.
+        """Return the columns of `to_dict` as a data frame; its `attrs` have model, inputs, convention and versions.
 
-        pandas is the extra `pandas`; where it is not installed, this raises ImportError before the model is run.
+        Without pandas (the extra `pandas`) it raises ImportError before the model is run.
         """
         import_pandas()
         return make_frame(*self._list_rows(by, depth, "to_pandas()"))
 
     def to_picture(self, path: str | os.PathLike[str], *, measure: str | None = None, depth: int | None = None) -> None:
-        """Write the picture of the module tree, in which a module is as wide as its share, to a path, .svg or .png.
+        """Write an icicle chart of the module tree, in which widths are shares of a metric, as .svg or .png.
 
-        `measure` is a key of the breakdown, such as "flops", "macs", "parameters", "bytes" or "time"; None is what this
-        analysis counts. `depth` is how many levels below the root are drawn. It needs matplotlib, the extra `plot`,
-        without which, as for another ending, PlotError is raised; an unknown measure raises ValueError. A path that
-        cannot be written raises OSError before the model is run. An op belongs to the module that was called last.
+        `measure` is a key of the breakdown, such as "flops", "macs", "parameters", "bytes" or "time"; None is the
+        metric of this analysis. `depth` limits the levels below the root. Without matplotlib (the extra `plot`), or for
+        another file extension, it raises PlotError; an unknown measure raises ValueError. A path that cannot be written
+        raises OSError before the model is run. An op counts for the innermost module around it.
 
         >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
@@ -330,13 +330,13 @@ class ModelAnalysis:
         paths.write_bytes(os.fspath(path), drawn)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of the analysis: the largest modules; the model is run if it has not been."""
+        """Return an HTML table of the largest modules for a notebook; runs the model if necessary."""
         from fvflops.reports import notebook
 
         return notebook.render(read_breakdown(analysed_run(self)))
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
-        """Return the rows of a view and what describes the run; a ValueError for an unknown view names `report`."""
+        """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""
         if by in CALL_VIEWS:
             rows = self._list_call_rows(by, depth)
             return rows, {"fvflops": __version__, **describe_run(analysed_run(self))}
@@ -344,7 +344,7 @@ class ModelAnalysis:
         return list_rows(summary, by=by, depth=depth, report=report), summary.about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
-        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of a FlopCountAnalysis alone")
+        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
 
     def _record(self, stops_at: StopsAt) -> Trace:
         return self._run.record(
@@ -352,7 +352,7 @@ class ModelAnalysis:
         )
 
     def _load(self, trace: Trace) -> None:
-        """Answer from a Trace, without a run of the model."""
+        """Use a Trace instead of a run of the model."""
         self._trace = trace
         self._is_loaded = True
         self._modules = trace.modules
@@ -371,7 +371,7 @@ class ModelAnalysis:
         return inner
 
     def _missing_stops(self, trace: Trace) -> list[str]:
-        """Return the composite ops that this analysis would stop at and a trace did not."""
+        """Return the composite ops that this analysis counts as a whole and a trace has decomposed."""
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
@@ -408,7 +408,7 @@ class ModelAnalysis:
 
 
 def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
-    """Return an analysis as the data that views are made from; the model is run if it has not been."""
+    """Return the data of an analysis for views; runs the model if necessary."""
     return AnalysedRun(
         analysis.trace(),
         analysis.counts(),
@@ -419,20 +419,20 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
 
 
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:
-    """Return what a call counts for, in comparison with another that might be made."""
+    """Return the cost of a call, to compare it with an alternative call."""
     return sum(cost.value for cost in cost_model.op_cost(signature))
 
 
 def model_run(analysis: ModelAnalysis) -> ModelRun | None:
-    """Return what an analysis runs; None for one of a Trace, or of a program, that cannot be recorded again."""
+    """Return the model, inputs and settings of an analysis; None for one of a Trace or of `record`."""
     return None if analysis._is_loaded else analysis._run
 
 
 def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
-    """Return the Trace of another run of what an analysis runs; its own Trace stays."""
+    """Run the model of an analysis again and return the new Trace; that of the analysis is kept."""
     return analysis._record(stops_at)
 
 
 def weigh_by(analysis: ModelAnalysis) -> CostEstimate:
-    """Return what says, as `estimate_cost` of `record_call`, how much a call counts for in an analysis."""
+    """Return the function that estimates the cost of a call in an analysis, for `estimate_cost` of `record_call`."""
     return analysis._estimate_cost

@@ -1,4 +1,4 @@
-"""The counts that people ask for by name: flops, activations, parameters."""
+"""Analyses of FLOPs and activations, and fvcore's functions for them and for parameters."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ class _TableAnalysis(ModelAnalysis):
 
 
 class FlopCountAnalysis(_TableAnalysis):
-    """The flops of a model's forward run, in the convention of a table.
+    """FLOPs of a model's forward pass, in the convention of a table.
 
-    `table` is the name of a shipped convention ("default": a multiply-add is one flop; "fvcore": fvcore's numbers, its
-    gaps included), a path or URI of a YAML file, or a FormulaTable. The other arguments are those of ModelAnalysis.
+    `table` is the name of a shipped convention ("default": a multiply-add is one FLOP; "fvcore": fvcore's numbers,
+    including its gaps), a path or URI of a YAML file, or a FormulaTable. The other arguments are those of
+    ModelAnalysis.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(1000, 10))
@@ -73,9 +74,9 @@ class FlopCountAnalysis(_TableAnalysis):
     _metric = "flops"
 
     def macs(self, module_name: str = "", *, phase: str | None = None) -> int:
-        """Return the multiply-adds of a module, in one phase or in all, whatever the convention makes of one.
+        """Return the multiply-adds of a module, in one phase or in all, independent of `multiply_add`.
 
-        A multiply-add of complex numbers is one too; what it takes in real ones is in the total of `exact`.
+        A complex multiply-add counts as one; its real operations are in the total of `exact`.
 
         >>> import torch
         >>> flops = FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table="exact")
@@ -93,7 +94,7 @@ class FlopCountAnalysis(_TableAnalysis):
         """Return the op calls in the order of the run, of one phase or of all.
 
         `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
-        ValueError naming the nearest, a phase that was not run TraceError.
+        ValueError with the closest match, a phase that was not run TraceError.
         """
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
@@ -105,10 +106,10 @@ class FlopCountAnalysis(_TableAnalysis):
         sort: str | None = None,
         top: int | None = None,
     ) -> str:
-        """Return the op calls as text of any width, a line each: module, shapes, FLOPs, time and memory.
+        """Return the op calls as a text table: module, shapes, FLOPs, time and memory.
 
-        They are in the order of the run, or with `sort` ("time", "flops", "memory", "peak" or "name") those with most
-        first; `top` of them are shown, all if None. The other arguments are those of `op_calls`.
+        They are in the order of the run, or sorted by `sort` ("time", "flops", "memory", "peak" or "name"), largest
+        first; `top` limits the rows. The other arguments are those of `op_calls`.
         """
         from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 
@@ -118,9 +119,9 @@ class FlopCountAnalysis(_TableAnalysis):
         return _write(op_call_table(calls, sort=sort, top=top), notes)
 
     def module_calls(self) -> tuple[ModuleCall, ...]:
-        """Return the calls of modules in the order of the run, each with its tensors and all that ran in it.
+        """Return the module calls in the order of the run, each with its tensors and the cost of everything inside it.
 
-        A run of which no order was kept raises TraceError.
+        An aggregated trace raises TraceError.
 
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
@@ -133,37 +134,37 @@ class FlopCountAnalysis(_TableAnalysis):
         return list_module_calls(self.trace(), self._cost_model(), self._activations_model())
 
     def module_call_table(self, *, depth: int | None = None) -> str:
-        """Return the calls of modules as text of any width, a line each: shapes, parameters, FLOPs, activations, bytes.
+        """Return the module calls as a text table: shapes, parameters, FLOPs, activations and bytes.
 
-        `depth` is how many calls around one there are at most, any number if None.
+        `depth` limits the number of enclosing calls.
         """
         from fvflops.reports.calls.module_calls import module_call_table
 
         return _write(module_call_table(self.module_calls(), depth=depth))
 
     def line_counts(self) -> tuple[LineCount, ...]:
-        """Return what the op calls come to that each line of the model's source makes, most FLOPs first.
+        """Return the cost of the op calls by source line of the model, most FLOPs first.
 
-        The line is the innermost that is neither torch's nor Python's own. What autograd and optimizers run has none.
-        An analysis that was not made with `lines=True` raises TraceError.
+        The line is the innermost outside of torch and the standard library. Ops of autograd and optimizers have none.
+        An analysis without `lines=True` raises TraceError.
         """
         calls = self._list_op_calls()
         if not (self._run.lines or self.trace().lines):
-            raise TraceError("no lines of source were recorded: make the analysis with lines=True")
+            raise TraceError("no source lines were recorded: create the analysis with lines=True")
         return sum_lines(calls)
 
     def line_table(self) -> str:
-        """Return the lines of source as text of any width, with op calls, FLOPs, share, activations and bytes."""
+        """Return the source lines as a text table: op calls, FLOPs, share, activations and bytes."""
         from fvflops.reports.calls.source_lines import line_table
 
         return _write(line_table(self.line_counts()))
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
-        """Return the forward pass as a graph: what runs with its FLOPs, and the tensors between.
+        """Return the forward pass as a graph: calls with their FLOPs as nodes, tensors as edges.
 
-        As "dot", for Graphviz, a module is a node where it has no submodules, or stands `depth` levels below the root.
-        As "model-explorer", for Google's viewer, nodes are op calls in modules that open and close. Another format
-        raises ValueError, a run of which no order was kept TraceError.
+        As "dot", for Graphviz, a module is a node if it has no submodules, or is `depth` levels below the root. As
+        "model-explorer", for Google's viewer, nodes are op calls in expandable modules. Any other format raises
+        ValueError, an aggregated trace TraceError.
 
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
@@ -172,17 +173,17 @@ class FlopCountAnalysis(_TableAnalysis):
         """
         graphs = [name for name, report in REPORTS.items() if report.of == "graph"]
         if format not in graphs:
-            raise ValueError(f"there is no graph format {format!r}: there are {', '.join(graphs)}")
+            raise ValueError(f"unknown graph format {format!r}: it is one of {', '.join(graphs)}")
         return str(REPORTS[format](OpGraph(self._list_op_calls(), self.trace().modules), depth=depth))
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
-        """Write the run to a file that other programs draw: a timeline or a flame graph.
+        """Export the run as a timeline or a flame graph for other programs.
 
-        `format` is "chrome-trace" (Perfetto, chrome://tracing), "speedscope" or "flame-graph" (collapsed stacks); left
-        out, the path's ending says which: `.speedscope.json`, another `.json`, `.txt`. `weight` is what the width of a
-        thing stands for: "time" (measured), "flops", "macs", "bytes" or "memory"; None is time where it was measured,
-        else flops. A path that cannot be written raises OSError before the model is run, another format or weight
-        ValueError, and a weight that is not known TraceError.
+        `format` is "chrome-trace" (Perfetto, chrome://tracing), "speedscope" or "flame-graph" (collapsed stacks); by
+        default the one of the file extension: `.speedscope.json`, other `.json`, `.txt`. `weight` is the unit of
+        widths: "time" (measured), "flops", "macs", "bytes" or "memory"; None is time where measured, else FLOPs. A path
+        that cannot be written raises OSError before the model is run, any other format or weight ValueError, and a
+        weight without data TraceError.
 
         >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +206,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
 
 class ActivationCountAnalysis(_TableAnalysis):
-    """The activations of a model's forward run: output elements of its convolutions and matrix products.
+    """Activations of a model's forward pass: output elements of its convolutions and matrix products.
 
     Arguments are those of FlopCountAnalysis; with an attention op, "default" counts its scores and its output.
 
@@ -225,9 +226,9 @@ def _write(table: document.Table, notes: Sequence[str] = ()) -> str:
 
 
 def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = None) -> Table:
-    """Return a row for each call of an op, by "op", of a module, by "call", or each line of source, by "line".
+    """Return a row per op call (`by` "op"), per module call ("call"), or per source line ("line").
 
-    `depth` is how many calls around a module's are listed at most, any number if None; by op and line it is ignored.
+    `depth` limits the number of calls around a module call; by op and line it is ignored.
     """
     if by == "op":
         return list_op_rows(analysis.op_calls())
@@ -239,7 +240,7 @@ def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = Non
 def flop_count(
     model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> tuple[defaultdict[str, float], Counter[str]]:
-    """Return (operator label → Gflops, op → calls that are not in the count); `supported_ops` are further handles.
+    """Return (operator label → GFLOPs, op → calls that are not counted); `supported_ops` are additional handles.
 
     >>> import torch
     >>> dict(flop_count(nn.Linear(1000, 1000), (torch.ones(1, 1000),))[0])
@@ -251,7 +252,7 @@ def flop_count(
 def activation_count(
     model: nn.Module, inputs: Any, supported_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> tuple[defaultdict[str, float], Counter[str]]:
-    """Return (operator label → millions of activations, op → calls that are not in the count).
+    """Return (operator label → millions of activations, op → calls that are not counted).
 
     >>> import torch
     >>> dict(activation_count(nn.Linear(10, 1000), (torch.ones(1, 10),))[0])

@@ -1,4 +1,4 @@
-"""What an analysis runs when a result is first asked for: a model, its inputs, and how they are run."""
+"""Model, inputs and settings of an analysis, recorded on first access to a result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelRun:
             object.__setattr__(self, "model", unwrap_compiled(self.model))
 
     def changed(self, model: Model | None, inputs: Any) -> ModelRun:
-        """Return the run of another model, or of other inputs, where these are not None."""
+        """Return a copy with another model or other inputs, where these are not None."""
         return replace(
             self,
             model=self.model if model is None else model,
@@ -42,7 +42,7 @@ class ModelRun:
         )
 
     def the_model(self) -> Model:
-        """Return the model; where there is none it raises TraceError."""
+        """Return the model; without one raise TraceError."""
         if self.model is None:
             raise TraceError("an analysis of a trace has no model to run: give copy() a new_model and new_inputs")
         return self.model

@@ -1,4 +1,4 @@
-"""`record`: a context manager that counts any code, with the queries of an analysis."""
+"""`record`: a context manager that counts any code, with the methods of an analysis."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ OnTraceReady = Callable[["record"], Any]
 
 
 class record(FlopCountAnalysis):
-    """A context manager that counts what a program does inside it: forward and backward passes, optimizers' steps.
+    """A context manager that counts the code inside it: forward and backward passes, optimizer steps.
 
-    `model` is the module to whose submodules ops are ascribed (through DistributedDataParallel), or None. Backward ops
-    belong to the module whose forward made them. What is asked afterwards is what an analysis is asked: `total()`,
-    `by_module()`, `by_operator()`, `by_phase()`, `by_module_and_phase()`, `by_parameter_group()`, `by_dtype()`,
-    `trace()`; asked inside, it tells what there is so far.
+    `model` is the module whose submodules ops are attributed to (through DistributedDataParallel), or None. Backward
+    ops count for the module whose forward created them. It has the methods of an analysis: `total()`, `by_module()`,
+    `by_operator()`, `by_phase()`, `by_module_and_phase()`, `by_parameter_group()`, `by_dtype()`, `trace()`; inside the
+    with block they return the results so far.
 
-    `execution` is "real", in which the program does what it would do without, or "shapes": nothing is computed, a model
-    on the meta device will do, what needs a number raises, and in the end the model and the optimizers are as they were
-    (`device` and `assume` are those of `record_call`). Recordings can be nested, go on in several threads at once,
-    and see what autograd does in threads of its own; other threads that the program starts are not seen.
+    `execution` is "real", in which the program runs as without it, or "shapes": nothing is computed, the model may be
+    on the meta device, data-dependent code raises, and the model and the optimizers are restored at the end (`device`
+    and `assume` are those of `record_call`). Recordings can be nested and can run in several threads at once. The
+    threads of autograd are recorded, other threads that the program starts are not.
 
-    `measure` is {"time"}, {"memory"} or both: then the events of the Trace, ops and modules, hold what a real run took.
+    `measure` is {"time"}, {"memory"} or both: then the events of the Trace have the time or memory of a real run.
     `table` and `warn` are those of FlopCountAnalysis.
 
-    With a `schedule`, or where `step()` is called at the end of each training step, steps are told apart: `steps` holds
-    the Trace of each that was recorded to its end, `per_step()` says what one comes to, and what is asked else is asked
-    of all that was recorded together. `on_trace_ready` is called with the recording at the end of each cycle of the
-    schedule, and of the with block in the midst of one; an exception ends it without. Between active steps nothing is
-    watched. Of the steps of earlier cycles the Traces are kept in their aggregated form.
+    With a `schedule`, or if `step()` is called at the end of each training step, steps are separated: `steps` has the
+    Trace of each complete step, `per_step()` the cost of a step, and all other methods cover all recorded steps
+    together. `on_trace_ready` is called with the recording at the end of each cycle of the schedule, and at the end of
+    the with block within one, unless by an exception. Nothing is instrumented between active steps. Traces of steps of
+    earlier cycles are aggregated.
 
-    An exception passes through; what was recorded until then can be asked for, and its Trace is not `complete`. The
-    backward pass of a graph that was made before belongs to "<before recording>", an optimizer's work for parameters
-    that are not the model's to "<outside the model>".
+    An exception is passed on; what was recorded before it stays available, with a Trace that is not `complete`. The
+    backward pass of a graph created before the with block counts for "<before recording>", optimizer ops on parameters
+    of other models for "<outside the model>".
 
     >>> model = nn.Linear(3, 2)
     >>> optimizer = torch.optim.SGD(model.parameters())
@@ -80,7 +80,7 @@ class record(FlopCountAnalysis):
         on_trace_ready: OnTraceReady | None = None,
         warn: bool = True,
     ) -> None:
-        no_model: Any = None  # what is recorded is a program, which is not run again
+        no_model: Any = None  # a recorded program is not run again
         super().__init__(no_model, table=table, warn=warn)
         self._new_session = partial(Session, model, execution=execution, device=device, assume=assume, measure=measure)
         self._schedule = schedule
@@ -90,26 +90,26 @@ class record(FlopCountAnalysis):
         self._step = 0
         self._stage = "new"  # in the with block "open", and then "closed"
         self._paused = False
-        self._length = -1  # of what was recorded when it was counted
+        self._length = -1  # of the recording, when it was last counted
         self._recorded: list[Trace] = []
-        self._rest: Trace | None = None  # what ran after the last step's end, or was broken off
-        self._new = 0  # how many of those recorded on_trace_ready was not yet called for
+        self._rest: Trace | None = None  # ops after the last step, or of an interrupted step
+        self._new = 0  # number of recorded steps that on_trace_ready has not been called for
         self._aggregated = 0
-        self._step_counts: tuple[Any, list[StepCount]] = None, []  # what they were counted by, and the counts
+        self._step_counts: tuple[Any, list[StepCount]] = None, []  # cache key and counts
         self._modules = self._make_session().modules
 
     def __enter__(self) -> record:
         if self._stage != "new":
-            raise RuntimeError("a recording is entered once: make another")
+            raise RuntimeError("a recording can be entered only once: create another")
         try:
             with deferred() as signals:
                 self._stage = "open"
                 self._begin()
                 signals.deliver()
         except BaseException:
-            # Of a recording that is not entered, nobody calls the end. What a signal raises on the way from here to the
-            # with block ends it when this object dies.
-            self._leave(complete=False)
+            # `__exit__` is not called if `__enter__` raises. If a signal handler raises between here and the with
+            # block, `__del__` ends the recording.
+            self._finish(complete=False)
             raise
         return self
 
@@ -119,36 +119,36 @@ class record(FlopCountAnalysis):
         goes_on = self._session is not None
         if error is not None and self._session is not None:
             self._session.explain(error)
-        self._leave(complete=error is None)
+        self._finish(complete=error is None)
         if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
-            self._hand_over()
+            self._call_on_trace_ready()
 
     @property
     def steps(self) -> tuple[Trace, ...]:
-        """The Traces of the steps that were recorded to their ends; without any `step()`, all is one step."""
+        """Traces of the complete steps; without any `step()`, everything is one step."""
         return tuple(self._recorded)
 
     @property
     def step_num(self) -> int:
-        """The number of the step that goes on, from 0 on: how many ended, recorded or not."""
+        """Index of the current step: the number of finished steps, recorded or not."""
         return self._step
 
     def step(self) -> None:
-        """Say that a training step has come to its end; called outside of the with block it raises RuntimeError."""
+        """Mark the end of a training step; outside of the with block it raises RuntimeError."""
         if self._stage != "open":
-            raise RuntimeError("step() says that a step inside of the with block is done: call it there")
+            raise RuntimeError("step() marks the end of a step: call it inside the with block")
         action = self._action()
         with deferred():
             self._end(complete=True, stepped=True)
             self._step += 1
         if action == "record_and_save":
-            self._hand_over()
+            self._call_on_trace_ready()
         elif self._action() not in ACTIVE:
-            self._new = 0  # a schedule of one's own has broken the cycle off
+            self._new = 0  # a user-defined schedule has aborted the cycle
         self._begin()
 
     def per_step(self) -> PerStep:
-        """Return what one step comes to, over those recorded to their ends; where there is none it raises TraceError.
+        """Return the cost per step, over the complete steps; without any it raises TraceError.
 
         >>> model = nn.Linear(3, 2)
         >>> with record(model, table="exact") as run:
@@ -159,21 +159,21 @@ class record(FlopCountAnalysis):
         (21, 28)
         """
         if not self._recorded:
-            raise TraceError(self._nothing("no step was recorded to its end"))
+            raise TraceError(self._explain_missing("no complete step was recorded"))
         convention = self._table, dict(self._handles), dict(self._module_handles)
         counted_by, counts = self._step_counts
         if counted_by != convention:
             counts = []
             self._step_counts = convention, counts
         for trace in self._recorded[len(counts) :]:
-            counts.append(count_step(self._answering(trace), self._cost_model(), self._metric or "handles"))
+            counts.append(count_step(self._check_decomposed(trace), self._cost_model(), self._metric or "handles"))
         return summarise_steps(counts, self._metric or "handles")
 
     def pause(self) -> None:
-        """Take nothing down until `resume`; a step that would begin before begins there, and till then nothing is on.
+        """Stop recording until `resume`, at which a step that would begin in between starts.
 
-        So what is done between two steps is no step's, and not watched: `run.pause()` before `run.step()`, and
-        `run.resume()` where the next one begins.
+        To exclude code between two steps, and leave it uninstrumented, call `run.pause()` before `run.step()`, and
+        `run.resume()` at the start of the next one.
         """
         with deferred():
             if not self._paused and self._session is not None:
@@ -181,7 +181,7 @@ class record(FlopCountAnalysis):
             self._paused = True
 
     def resume(self) -> None:
-        """Take down what happens from now on."""
+        """Continue recording after `pause`."""
         with deferred():
             was_paused, self._paused = self._paused, False
             if self._session is None:
@@ -192,7 +192,7 @@ class record(FlopCountAnalysis):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take nothing down as long as this context lasts."""
+        """Pause recording within this context."""
         before = self._paused
         self.pause()
         try:
@@ -202,12 +202,12 @@ class record(FlopCountAnalysis):
                 self.resume()
 
     def in_shapes(self, values: Any) -> Any:
-        """Return nested values, in a run by shapes, with tensors of the run's device in the place of those on meta."""
+        """In shape execution, replace meta tensors in nested values by shape tensors on the run's device."""
         return values if self._session is None else self._session.in_shapes(values)
 
     def trace(self) -> Trace:
-        """Return what was recorded, of all steps together; before anything was, it raises TraceError."""
-        self._forget_what_is_old()
+        """Return the Trace of all steps together; before anything was recorded it raises TraceError."""
+        self._invalidate_results()
         if self._trace is None:
             parts = list(self._recorded)
             if self._rest is not None:
@@ -215,30 +215,30 @@ class record(FlopCountAnalysis):
             if self._session is not None:
                 parts.append(self._session.trace())
             if not parts:
-                raise TraceError(self._nothing("nothing was recorded"))
+                raise TraceError(self._explain_missing("nothing was recorded"))
             self._trace = parts[0] if len(parts) == 1 else Trace.merge(parts)
-        return self._answering(self._trace)
+        return self._check_decomposed(self._trace)
 
     def module_tree(self) -> ModuleTree:
-        """Return the model's module tree, with owners such as "<before recording>" where there is work of theirs."""
+        """Return the model's module tree, with owners such as "<before recording>" if any ops count for them."""
         anything = self._session is not None or self._recorded or self._rest is not None
         return self.trace().modules if anything else super().module_tree()
 
     def counts(self) -> Counts:
-        """Return the counts of what was recorded: every entry, with its op, scope, phase and status."""
-        self._forget_what_is_old()
+        """Return the counts of the recording: every entry, with its op, scope, phase and status."""
+        self._invalidate_results()
         return super().counts()
 
     def _table_of_counts(self) -> dict[str, Counter[str]]:
-        self._forget_what_is_old()
+        self._invalidate_results()
         return super()._table_of_counts()
 
     def _warn(self, counts: Counts) -> None:
-        if self._session is None:  # else there is more to come
+        if self._session is None:  # else the recording is not finished
             super()._warn(counts)
 
-    def _forget_what_is_old(self) -> None:
-        """Forget what was told of a recording that has gone on since."""
+    def _invalidate_results(self) -> None:
+        """Invalidate cached results if the recording has continued since."""
         length = -1 if self._session is None else self._session.length
         if length != self._length:
             self._length = length
@@ -249,17 +249,17 @@ class record(FlopCountAnalysis):
 
     def _make_session(self) -> Session:
         cost_model = self._cost_model()
-        # What is wrapped while it lasts holds the session, and must not hold this object, whose end ends it.
+        # Installed patches refer to the session; they must not refer to this object, whose `__del__` ends it.
         return self._new_session(stops_at=cost_model.stops_at, estimate_cost=partial(estimate_by, cost_model))
 
-    def _leave(self, *, complete: bool) -> None:
+    def _finish(self, *, complete: bool) -> None:
         with deferred():
             self._stage = "closed"
             self._end(complete=complete)
 
     def __del__(self) -> None:
-        # A signal before the first line of `__exit__`, or after the last of `__enter__`, is nobody's to see. Another
-        # that comes here leaves it to the session's own end.
+        # For a signal handler that raises before the first line of `__exit__`, or after the last of `__enter__`. If
+        # another one raises here, the session's finalizer ends the recording.
         session = vars(self).get("_session")
         if session is not None and not sys.is_finalizing():
             session.abandon()
@@ -288,7 +288,7 @@ class record(FlopCountAnalysis):
                 self._rest = trace
 
     def _keep(self, trace: Trace) -> None:
-        """Keep the Trace of a step; those of the cycles before lose their order, and equal neighbours become one."""
+        """Keep the Trace of a step; aggregate those of earlier cycles, and share equal consecutive ones."""
         if not self._new:
             for index in range(self._aggregated, len(self._recorded)):
                 small = self._recorded[index].aggregate()
@@ -298,25 +298,26 @@ class record(FlopCountAnalysis):
         self._recorded.append(trace)
         self._new += 1
 
-    def _hand_over(self) -> None:
+    def _call_on_trace_ready(self) -> None:
         self._new = 0
         if self._on_trace_ready is not None:
             self._on_trace_ready(self)
 
-    def _answering(self, trace: Trace) -> Trace:
-        """Return a Trace in which all that is counted as one was recorded as one; another raises TraceError."""
+    def _check_decomposed(self, trace: Trace) -> Trace:
+        """Return the Trace if it decomposed no op that is counted as a whole; else raise TraceError."""
         missing = self._missing_stops(trace)
         if missing:
             raise TraceError(
-                f"this was recorded inside {', '.join(missing)}: set handles before the with block to count that as one"
+                f"this recording has decomposed {', '.join(missing)}: "
+                "to count that as a whole, set handles before the with block"
             )
         return trace
 
-    def _nothing(self, what: str) -> str:
+    def _explain_missing(self, what: str) -> str:
         if self._stage == "new":
             return f"{what}: the with block was not entered"
         if self._rest is not None:
-            return f"{what}: the one that was begun was broken off"
+            return f"{what}: the only one was interrupted"
         if self._session is not None:
-            return f"{what}: the first goes on, until step() or the end of the with block"
-        return f"{what}: of {format_quantity(self._step, 'step')} the schedule made none active"
+            return f"{what}: the first continues until step() or the end of the with block"
+        return f"{what}: the schedule made none of {format_quantity(self._step, 'step')} active"

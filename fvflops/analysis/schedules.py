@@ -1,4 +1,4 @@
-"""The schedules: which steps of a long run are recorded."""
+"""Schedules: which steps of a long run are recorded."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Any
 
 from fvflops.text import require_int
 
-# What is to be done with a step, by number: "none", "warmup", "record", or "record_and_save", the last of a cycle.
+# Step index → action: "none", "warmup", "record", or "record_and_save" for the last step of a cycle.
 Schedule = Callable[[int], Any]
-# What is said of the steps that are recorded.
+# Actions of the recorded steps.
 ACTIVE = ("record", "record_and_save")
 
 
 def schedule(
     *, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Schedule:
-    """Return the schedule that skips steps, and then repeats a cycle of waiting, warming up and recording.
+    """Return a schedule that skips steps, then repeats a cycle of waiting, warm-up and recording.
 
-    The arguments mean what they mean to `torch.profiler.schedule`, whose result can be given instead of this one's:
-    `skip_first` steps are left out once, then each cycle has `wait` steps that are left out, `warmup` steps and
-    `active` steps that are recorded; `repeat` is the number of cycles, 0 for as many as there are; with
-    `skip_first_wait` other than 0 the first cycle does not wait. A count needs no warming up: these steps are left out
-    too. Numbers below 0, or no active step, raise ValueError.
+    The arguments are those of `torch.profiler.schedule`, whose result can be used instead: `skip_first` steps are
+    skipped once, then each cycle skips `wait` steps, has `warmup` steps and records `active` steps; `repeat` is the
+    number of cycles, 0 for no limit; with `skip_first_wait` other than 0 the first cycle does not wait. A count needs
+    no warm-up: these steps are skipped too. Numbers below 0, or no active step, raise ValueError.
 
     >>> [schedule(wait=1, active=2, repeat=1)(step) for step in range(4)]
     ['none', 'record', 'record_and_save', 'none']
@@ -41,20 +40,22 @@ def schedule(
             step += wait
         if repeat and step >= repeat * cycle:
             return "none"
-        place = step % cycle
-        if place < wait:
+        position = step % cycle
+        if position < wait:
             return "none"
-        if place < wait + warmup:
+        if position < wait + warmup:
             return "warmup"
-        return "record_and_save" if place == cycle - 1 else "record"
+        return "record_and_save" if position == cycle - 1 else "record"
 
     return act
 
 
 def action_at(plan: Schedule, step: int) -> str:
-    """Return what a schedule, ours or torch.profiler's, says of a step."""
+    """Return the action of a schedule, ours or torch.profiler's, for a step."""
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
     if name not in ("none", "warmup", *ACTIVE):
-        raise ValueError(f"schedule={plan!r} says {action!r} of step {step}: use fvflops.schedule or torch.profiler's")
+        raise ValueError(
+            f"schedule={plan!r} returned {action!r} for step {step}: use fvflops.schedule or torch.profiler's"
+        )
     return name

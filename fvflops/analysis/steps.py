@@ -1,4 +1,4 @@
-"""The steps of a training run: what one comes to, as mean, least and most."""
+"""Cost per training step: mean, minimum and maximum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fvflops.units import format_quantity, format_size
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A count of several steps: their mean, the least and the most; the mean is an int where it is a whole number.
+    """Mean, minimum and maximum of a count over several steps; the mean is an int if it is integral.
 
     >>> str(Spread(24, 24, 24)), str(Spread(36, 24, 48))
     ('24', '36 (24 to 48)')
@@ -27,7 +27,7 @@ class Spread:
 
     @property
     def differs(self) -> bool:
-        """Whether the steps are not all the same."""
+        """Whether the steps differ."""
         return self.minimum != self.maximum
 
     def __str__(self) -> str:
@@ -37,10 +37,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PerStep:
-    """What a step comes to: `total` over all phases, and `phases` by name; a step without a phase has 0 there.
+    """Cost per step: `total` over all phases, and `phases` by name; a step without a phase counts as 0 there.
 
-    `steps` is the number of steps, `unit` what is counted, and `unknown` op → calls, over all steps, of the ops that
-    the table does not know, which are missing from the numbers. Its text is one line.
+    `steps` is the number of steps, `unit` the metric, and `unknown` op → calls, over all steps, of the unsupported ops,
+    which are missing from the numbers. Its text is one line.
 
     >>> print(PerStep(2, "flops", Spread(36, 24, 48), {"forward": Spread(36, 24, 48)}, {"mylib::scan": 2}))
     2 steps, 36 flops per step (24 to 48): forward 36 (24 to 48); unsupported, so not counted: mylib::scan (2 calls)
@@ -54,17 +54,17 @@ class PerStep:
 
     @property
     def mean(self) -> int | float:
-        """The mean of the steps' totals."""
+        """Mean of the steps' totals."""
         return self.total.mean
 
     @property
     def minimum(self) -> int:
-        """The total of the step that comes to least."""
+        """Minimum of the steps' totals."""
         return self.total.minimum
 
     @property
     def maximum(self) -> int:
-        """The total of the step that comes to most."""
+        """Maximum of the steps' totals."""
         return self.total.maximum
 
     def __str__(self) -> str:
@@ -80,21 +80,21 @@ class PerStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
-    """What one step came to by phase, and op → calls of what the table does not know."""
+    """Cost of one step by phase, and op → calls of the unsupported ops."""
 
     by_phase: Counter[str]
     unknown: Counter[str]
 
 
 def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
-    """Return what the Trace of a step comes to."""
+    """Count the Trace of a step."""
     counts = count(trace, cost_model, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}
     return StepCount(Counter(by_phase), counts.ledger()[Status.UNKNOWN])
 
 
 def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
-    """Return what a step comes to, of one or more that were counted.
+    """Return the cost per step of one or more counted steps.
 
     >>> few, many = (StepCount(Counter(forward=flops), Counter()) for flops in (24, 48))
     >>> print(summarise_steps([few, few, many], "flops"))

@@ -1,4 +1,4 @@
-"""The examples of a table, run: each row's one call is made on the meta device, counted, and must cost what it says."""
+"""Check the examples of a table: run each call on the meta device, count it, and compare with the stated cost."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fvflops.trace.signature import packet_of
 
 
 class WrongExample(ValueError):
-    """An example that does not cost what it says; the message starts with FILE:LINE."""
+    """An example whose cost differs from the stated one; the message starts with FILE:LINE."""
 
 
-class NotHere(WrongExample):
+class NotRunnable(WrongExample):
     """An example that this torch cannot run."""
 
 
 def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None]]:
-    """Yield each row that stands in a table's own file and has an example, with what is wrong with it, or None.
+    """Yield each row in a table's own file that has an example, with its error or None.
 
-    The example of an inherited row says what it costs by the table that it stands in.
+    Inherited rows are skipped: their examples state the cost by the table that defines them.
 
     >>> from fvflops import load_table
     >>> {row.name: problem for row, problem in check_examples(load_table("fvcore"))}["aten::mm"] is None
@@ -45,13 +45,13 @@ def check_examples(table: FormulaTable) -> Iterator[tuple[Row, ValueError | None
 
 
 def own_rows(table: FormulaTable) -> list[Row]:
-    """Return the rows of ops that count and stand in a table's own file, not in one that it extends."""
+    """Return the counted rows of ops in a table's own file, not in one that it extends."""
     files = (table.name, f"{paths.SCHEME}{table.name}.yaml")
     return [row for row in table.rows.values() if row.kind == "counted" and row.file in files]
 
 
 def check_example(row: Row, table: FormulaTable) -> None:
-    """Raise WrongExample where the example of a table's row cannot be run, or costs something else than it says."""
+    """Raise WrongExample if the example of a table's row cannot be run, or its cost differs from the stated one."""
     total = cost_example(row, table)
     expected = Example.parse(row.example).total
     if total != expected:
@@ -70,12 +70,12 @@ def _call_of_row(row: Row) -> Call:
         example = Example.parse(row.example)
         inputs = tuple(describe(_build(given)) for given in example.tensors)
         return Call.of_region(row.name, inputs, tuple(describe(_build(given)) for given in example.outputs or ()))
-    except NotHere as problem:
-        raise NotHere(f"{row.file}:{row.line}: {problem}") from None
+    except NotRunnable as problem:
+        raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
 
 
 def sign_example(op: str, text: str) -> Signature:
-    """Return the signature of the call that an example says, made by running the op unless the results are given."""
+    """Return the signature of an example's call, by running the op unless the results are given."""
     example = Example.parse(text)
     outputs = None if example.outputs is None else tuple(_build(given) for given in example.outputs)
     if op.startswith("higher_order::"):
@@ -85,7 +85,7 @@ def sign_example(op: str, text: str) -> Signature:
     for overload in overloads_of(op):
         values = bind_example(overload._schema, example)
         if values is None:
-            problems.append(f"its arguments do not fit {overload._schema}")
+            problems.append(f"its arguments do not match {overload._schema}")
             continue
         if outputs is not None:
             return describe_call(overload, [values.get(item.name) for item in overload._schema.arguments], {}, outputs)
@@ -93,22 +93,22 @@ def sign_example(op: str, text: str) -> Signature:
             return describe_call(overload, (), values, overload(**values))
         except RuntimeError as error:
             problems.append(f"{overload} raised {' '.join(str(error).split())[:200]}")
-    raise NotHere(f"the example {text!r} of {op} runs on no overload: {'; '.join(problems)}")
+    raise NotRunnable(f"the example {text!r} of {op} runs on no overload: {'; '.join(problems)}")
 
 
 def overloads_of(op: str) -> list[Any]:
-    """Return the overloads that a row's name stands for; those that write to an `out` only where it names one."""
+    """Return the overloads that a row's name matches; out= overloads only if it names one."""
     namespace, _, name = packet_of(op).partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
-        raise NotHere(f"this torch has no {op}")
+        raise NotRunnable(f"this torch has no {op}")
     found = [getattr(packet, overload) for overload in packet.overloads()]
     wanted = [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
     return [overload for overload in wanted if op.endswith("out") or not overload.name().endswith("out")]
 
 
 def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
-    """Return argument name → value for one overload, or None where the example does not fit its arguments."""
+    """Return argument name → value for one overload, or None if the example does not match its arguments."""
     kinds = ("Tensor", "Optional[Tensor]", "List[Tensor]")
     names = {argument.name for argument in schema.arguments}
     free = [
@@ -126,6 +126,6 @@ def _build(given: Given) -> Any:
     if isinstance(given, TensorSpec):
         dtype = getattr(torch, given.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise NotHere(f"this torch has no dtype {given.dtype!r}")
+            raise NotRunnable(f"this torch has no dtype {given.dtype!r}")
         return torch.empty(given.shape, dtype=dtype, device="meta")
     return [_build(item) for item in given] if isinstance(given, tuple) else given

@@ -1,4 +1,4 @@
-"""The text of an analysis, as fvcore prints it, and the summary of analyses."""
+"""fvcore's text output of an analysis, and the Summary for reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fvflops.views.summary import make_summary
 
 
 def summarise(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> Summary:
-    """Return what reports show of an analysis, with the activations beside the flops where they are given.
+    """Return the Summary of an analysis for reports, with activations if given.
 
-    Where more than a forward pass was recorded, each phase has a column of its flops.
+    If more than a forward pass was recorded, each phase has a column of its FLOPs.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
@@ -38,11 +38,11 @@ def flop_count_table(
     top: int | None = None,
     collapse: bool = False,
 ) -> str:
-    """Return a Markdown table of parameters, flops and, where given, activations of each module down to `max_depth`.
+    """Return a Markdown table of parameters, FLOPs and, if given, activations of each module down to `max_depth`.
 
-    A chain of single children with equal counts is one row; modules that count nothing are left out. With `sort`, a
-    column such as "flops" or "name", or `top` modules stand in one list, down to `max_depth`, those with most first,
-    and `top` of them are shown. `collapse` makes equal layers one after the other one row, such as "layers.0–31 × 32".
+    A chain of single children with equal counts is one row; modules without counts are omitted. With `sort`, a column
+    such as "flops" or "name", or with `top`, modules down to `max_depth` are in one list, largest first, limited to
+    `top` rows. `collapse` merges equal consecutive layers into one row, such as "layers.0–31 × 32".
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
@@ -59,7 +59,7 @@ def flop_count_table(
 
 
 def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = None) -> str:
-    """Return the model as `print` shows it, with parameters, flops and, where given, activations at each module.
+    """Return the model as `print` shows it, with parameters, FLOPs and, if given, activations at each module.
 
     >>> import torch
     >>> from fvflops import FlopCountAnalysis
@@ -86,7 +86,7 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
 
 
 def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
-    """Return the summary; as fvcore's text functions do, warnings of these analyses are off from here on."""
+    """Return the summary; as in fvcore's text functions, warnings of these analyses are disabled from here on."""
     for analysis in (flops, activations):
         if analysis is not None:
             analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")

@@ -1,4 +1,4 @@
-"""The trace file: a saved Trace read back, whatever somebody has put there."""
+"""Load a Trace from an untrusted file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ LIMIT = 1 << 28  # characters; a forward pass through 50,000 modules takes an ei
 
 
 def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:
-    """Return the Trace that was saved as JSON at a path or URI; whatever is no such file raises TraceError.
+    """Return the Trace saved as JSON at a path or URI; any other file raises TraceError.
 
     The message names the file. One of more than `limit` characters is not read.
 
     >>> load_trace("fvflops://default.yaml")
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: fvflops://default.yaml: this is no whole trace: it is not JSON (Expecting value: \
+    fvflops.trace.records.TraceError: fvflops://default.yaml: incomplete trace: it is not JSON (Expecting value: \
 line 1 column 1 (char 0)); save it again
     """
     name = os.fspath(path)
     try:
-        # As a trace is saved, a character is a byte.
+        # The JSON of a saved Trace is ASCII: a character is a byte.
         if "://" not in name and os.path.isfile(name) and os.path.getsize(name) > limit:
             raise _too_large(name, limit)
         text = paths.read_text(name, limit)
     except FileNotFoundError:
         raise TraceError(f"{name}: there is no such file") from None
     except UnicodeDecodeError as error:
-        raise TraceError(f"{name}: this is no trace: it is not UTF-8 text ({error.reason})") from None
+        raise TraceError(f"{name}: not a trace: it is not UTF-8 text ({error.reason})") from None
     except OSError as error:
         raise TraceError(f"{name}: cannot be read: {error.strerror or error}") from None
     if text is None:
@@ -42,6 +42,6 @@ line 1 column 1 (char 0)); save it again
 
 def _too_large(name: str, limit: int) -> TraceError:
     return TraceError(
-        f"{name}: this file has more than {limit:,} characters, which is more than a trace is read from: "
-        "save it without its order of events, trace.aggregate().to_json()"
+        f"{name}: the file has more than {limit:,} characters, the limit for a trace: "
+        "save it without ordered events, trace.aggregate().to_json()"
     )

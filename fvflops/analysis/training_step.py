@@ -1,4 +1,4 @@
-"""The analysis of a training step that is not run: forward, recompute, backward and optimizer, by shapes."""
+"""Analysis of a training step in shape execution: forward, recompute, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _LOGGER = logging.getLogger("fvflops")
 
 
 class TrainingStepAnalysis(FlopCountAnalysis):
-    """The flops of one training step, by shapes: nothing is computed, and weights may be on the meta device.
+    """FLOPs of one training step in shape execution: nothing is computed, and weights may be on the meta device.
 
-    `inputs` are those of one micro-batch, of which the step makes `micro_batches`, a forward and a backward pass each.
-    `loss` is a function of the model's result that returns a scalar tensor; without it the result's own `loss` is taken
-    (transformers' models with labels), or the result, if that is a scalar. `optimizer` is an optimizer, or what makes
-    one of parameters (`torch.optim.AdamW`, a partial, a function), or a list of such; without one no step is made.
-    `checkpoint` names the modules whose activations are recomputed in the backward pass: their names, their classes, or
-    a function of name and module; `checkpoint_options` are torch.utils.checkpoint's (`use_reentrant` is False by
-    default). `device` is the one whose kernels are shown. The model is run in the mode that it is in, and it, the
-    inputs and the optimizer are left as they were. A step that needs a number raises ExecutionError; `fvflops.record`
-    counts a real one. `table`, `assume` and `warn` are those of FlopCountAnalysis.
+    `inputs` are those of one micro-batch; the step has `micro_batches` of them, each a forward and a backward pass.
+    `loss` is a function of the model's result that returns a scalar tensor; by default the attribute `loss` of the
+    result (transformers' models with labels), or the result, if it is a scalar. `optimizer` is an optimizer, or a
+    callable that creates one from parameters (`torch.optim.AdamW`, a partial, a function), or a list of these; by
+    default there is no optimizer step. `checkpoint` selects the modules whose activations are recomputed in the
+    backward pass, by names, by classes, or by a function of name and module; `checkpoint_options` are those of
+    torch.utils.checkpoint (`use_reentrant` is False by default). `device` is the one whose kernels are recorded. The
+    model runs in its current mode (train or eval); model, inputs and optimizer are restored. A data-dependent step
+    raises ExecutionError; `fvflops.record` counts a real one. `table`, `assume` and `warn` are those of
+    FlopCountAnalysis.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
     >>> step = TrainingStepAnalysis(
@@ -67,7 +68,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             makers = list(optimizer or ())
         for maker in makers:
             if not (isinstance(maker, Optimizer) or callable(maker)):
-                raise TypeError(f"optimizer is a torch.optim.Optimizer or makes one of parameters, not {maker!r}")
+                raise TypeError(f"optimizer is a torch.optim.Optimizer or creates one from parameters, not {maker!r}")
         self._loss = loss
         self._optimizers = makers
         self._checkpoint = checkpoint
@@ -77,9 +78,9 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.the_model()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"a training step is made with a torch.nn.Module, not {type(model).__name__}")
+            raise TypeError(f"a training step needs a torch.nn.Module, not {type(model).__name__}")
         if not model.training:
-            _LOGGER.warning("the model is in eval mode, in which the step is counted: model.train() if it is not meant")
+            _LOGGER.warning("the step is counted in eval mode: call model.train() if that is not intended")
         args, kwargs = self._run.arguments()
         return record_step(
             model,
@@ -98,8 +99,8 @@ class TrainingStepAnalysis(FlopCountAnalysis):
 
 
 def sum_results(result: Any) -> torch.Tensor:
-    """Return the sum of all that a model returns, where it has a gradient."""
+    """Return the sum of all tensors in a model's result that require gradients."""
     sums = [tensor.float().sum() for tensor in tensors_of(result) if tensor.requires_grad]
     if not sums:
-        raise ValueError("--backward: nothing that the model returns has a gradient")
+        raise ValueError("--backward: no tensor in the model's result requires a gradient")
     return torch.stack(sums).sum()

@@ -1,4 +1,4 @@
-"""Counting: a Trace and a table in, Counts out."""
+"""Count a Trace by a formula table."""
 
 from fvflops.counting.cost_models import NullCostModel, TableCostModel
 from fvflops.counting.count import CostModel, RegionCost, count

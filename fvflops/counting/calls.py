@@ -1,4 +1,4 @@
-"""List the calls of ops and of modules in a Trace, each with what it comes to."""
+"""List the op calls and module calls of a Trace, each with its cost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Callee, Span
 
-# Where a storage was before the run, and has a name.
+# Origins of storages that have a name.
 _NAMED = ("parameter", "buffer")
 
 
 def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
-    """Return the op calls of a Trace in the order in which they began; one that keeps no order raises TraceError.
+    """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    FLOPs and multiply-adds are by `cost_model`, activations by the other. A call of a module or a function that the
-    cost model counts as one has a line before those of the ops in it.
+    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A call of a module or a function that is
+    counted as a whole precedes the ops in it, as a record of its own.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -38,18 +38,18 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
     memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
     flow = _Flow(trace)
-    seen: Counter[str] = Counter()
+    calls_of_op: Counter[str] = Counter()
     calls: list[OpCall] = []
-    for told in _annotate(trace, cost_model, activations):
-        span, item, event = told.span, told.item, told.event
-        if event is None and (not item.status or told.covered):
+    for annotated in _annotate(trace, cost_model, activations):
+        span, item, event = annotated.span, annotated.item, annotated.event
+        if event is None and (not item.status or annotated.covered):
             continue
         op, target, name = _name_call(trace, item)
         scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
         columns: dict[str, Any] = {}
-        if event is not None:  # what a region took is that of the ops in it, which have lines of their own
-            reads, made = flow.follow(event, len(calls))
-            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": made}
+        if event is not None:  # time and memory of a region are listed at its ops
+            reads, producers = flow.follow(event, len(calls))
+            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": producers}
             if event.line is not None:
                 columns["line"] = trace.lines[event.line]
             if memory_is_measured:
@@ -58,7 +58,7 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
         calls.append(
             OpCall(
                 len(calls),
-                f"{name}_{seen[op]}" if seen[op] else name,
+                f"{name}_{calls_of_op[op]}" if calls_of_op[op] else name,
                 op,
                 target,
                 innermost(scope),
@@ -66,32 +66,32 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
                 item.inputs,
                 item.outputs,
                 item.dtype,
-                "covered" if told.covered else item.status,
-                0 if told.covered else item.flops,
-                macs=0 if told.covered else item.macs,
-                activations=0 if told.covered else told.activations,
+                "covered" if annotated.covered else item.status,
+                0 if annotated.covered else item.flops,
+                macs=0 if annotated.covered else item.macs,
+                activations=0 if annotated.covered else annotated.activations,
                 **columns,
             )
         )
-        seen[op] += 1
+        calls_of_op[op] += 1
     return tuple(calls)
 
 
 def list_module_calls(
     trace: Trace, cost_model: CostModel, activations: CostModel | None = None
 ) -> tuple[ModuleCall, ...]:
-    """Return the calls of modules in the order in which they began; a Trace that keeps no order raises TraceError.
+    """Return the module calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    A call has all that ran in it; neither a backward pass nor an optimizer calls a module. FLOPs and multiply-adds are
-    by `cost_model`, activations by the other.
+    A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
+    multiply-adds are by `cost_model`, activations by `activations`.
     """
     elements = trace.modules.count_parameters()
     calls: list[ModuleCall] = []
-    # Of each thread of each rank the numbers of the calls that are open, with their depths.
+    # Per thread of each rank: index and depth of the open calls.
     opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
     ops: Counter[int] = Counter()
-    for told in _annotate(trace, cost_model, activations):
-        span, item = told.span, told.item
+    for annotated in _annotate(trace, cost_model, activations):
+        span, item = annotated.span, annotated.item
         around = opened.setdefault(span.track, [])
         while around and around[-1][1] >= span.depth:
             around.pop()
@@ -110,18 +110,18 @@ def list_module_calls(
                     0,
                     span.flops,
                     span.macs,
-                    told.activations_inside,
+                    annotated.activations_inside,
                     span.nbytes,
                     span.unknown,
                 )
             )
-        elif told.event is not None:
+        elif annotated.event is not None:
             ops.update([number for number, _ in around])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
 
 
 def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
-    """Return what op calls come to by the line of source that makes them, most FLOPs first.
+    """Sum op calls by the source line that makes them, most FLOPs first.
 
     >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
     >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
@@ -146,7 +146,7 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
 
 
 class _Annotated(NamedTuple):
-    """A span with its item, an op's event, and its activations by itself and with what ran in it, None for no table."""
+    """A span with its callee, an op's event, and its activations without and with children, None without a table."""
 
     span: Span
     item: Callee
@@ -157,13 +157,13 @@ class _Annotated(NamedTuple):
 
 
 def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
-    moved, traffic_model = split_by_aliasing(trace, keep_events=True)
-    timeline = build_timeline(moved, cost_model, traffic_model=traffic_model)
-    other = None if activations is None else build_timeline(moved, activations)
+    split_trace, traffic_model = split_by_aliasing(trace, keep_events=True)
+    timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
+    other = None if activations is None else build_timeline(split_trace, activations)
     ops = iter([event for event in trace.events or () if event.kind == "op"])
-    for place, span in enumerate(timeline.ordered()):
+    for index, span in enumerate(timeline.ordered()):
         item = timeline.callees[span.callee]
-        counted = None if other is None else other.ordered()[place]
+        counted = None if other is None else other.ordered()[index]
         yield _Annotated(
             span,
             item,
@@ -175,32 +175,32 @@ def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None
 
 
 class _Flow:
-    """What flows from call to call: which one computed last what is in each storage."""
+    """Data flow between calls: which call last wrote to each storage."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._made: dict[int, int] = {}
+        self._writers: dict[int, int] = {}
 
     def follow(self, event: Event, number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the parameters that a call reads and the numbers of those that computed the rest; note what it does.
+        """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
 
-        A view of a storage computes nothing.
+        A view of a storage writes nothing.
         """
         storages = self._trace.storages
         named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED]
-        after = sorted({self._made[index] for index in event.reads if index in self._made})
+        after = sorted({self._writers[index] for index in event.reads if index in self._writers})
         writes_in_place = "!" in self._trace.signatures[event.item].schema
         for index in event.writes:
             if writes_in_place or index not in event.reads:
-                self._made[index] = number
+                self._writers[index] = number
         return tuple(dict.fromkeys(named)), tuple(after)
 
 
 def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
-    """Return the op, the target and the name of the calls of an item."""
+    """Return `op`, `target` and `name` for the calls of a callee."""
     if item.kind == "module":
-        place = trace.modules.places[item.name]
-        return place.class_name, place.classes[0] if place.classes else place.class_name, place.class_name
+        module = trace.modules.places[item.name]
+        return module.class_name, module.classes[0] if module.classes else module.class_name, module.class_name
     if item.frame is not None:
         return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
     op = packet_of(item.name)

@@ -1,13 +1,13 @@
-"""The dtype in which an op computes, for `by_dtype` and for the peak that an op's time is compared with."""
+"""Compute dtype of an op, for `by_dtype` and to select a device's peak FLOP/s."""
 
 from __future__ import annotations
 
 from fvflops.trace import Symbol, TensorSpec, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
-# Kernels that multiply int8, or uint8 by it, and may scale the sums: float arguments are scales, or quantised first.
+# Kernels that multiply int8 by int8 or uint8: their float arguments are scales of the results, or quantised first.
 # Sources: bitsandbytes 0.50.2, _ops.py; torchao 0.18.0, ops.py; ATen/native/quantized/cpu (FBGEMM and oneDNN),
-# qlinear.cpp and qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Not the dynamic linear layers of float16
+# qlinear.cpp and qlinear_dynamic.cpp; ATen/native/QuantizedLinear.cpp. Without the dynamic linear layers of float16
 # weights, which FBGEMM multiplies in float32.
 _INT8 = frozenset(
     {
@@ -37,10 +37,10 @@ _INT8 = frozenset(
         "torchao::da8w4_linear_cpu",
     }
 )
-# Their weights may be float16, which FBGEMM multiplies in float32; of a GRU and a cell the arguments do not tell.
+# Their weights may be float16, which FBGEMM multiplies in float32; a GRU's and a cell's arguments do not show it.
 _RECURRENT = frozenset({"aten::quantized_lstm"})
 _FLOAT16 = Symbol("dtype", "float16")
-# The argument whose dtype is that of the products, where a scale of another dtype stands before it or beside it.
+# The argument that has the compute dtype, for ops that take scales of another dtype.
 _OPERANDS = {
     "onednn::qconv1d_pointwise": "qx",
     "onednn::qconv2d_pointwise": "qx",
@@ -52,9 +52,9 @@ _OPERANDS = {
 
 
 def find_dtype(op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> str:
-    """Return the dtype in which an op computes: of the tensors that it reads the first that is no whole number.
+    """Return the compute dtype of an op: the first floating-point or complex dtype among its inputs, else the first.
 
-    Quantising kernels are known by name. A region has no op: "".
+    int8 kernels are known by name. `op` is "" for a region.
 
     >>> whole, scale = TensorSpec((4, 8), "int8"), TensorSpec((4,))
     >>> find_dtype("mylib::scaled", ("A", "scale"), (whole, scale), ())

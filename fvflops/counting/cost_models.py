@@ -1,4 +1,4 @@
-"""Cost models of a formula table: FLOPs, activations, or nothing."""
+"""Cost models based on a formula table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from fvflops.counting.count import RegionCost
 from fvflops.formulas import FormulaTable, OpCost
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 
-# Of each table and metric the costs of so many signatures are remembered.
-_REMEMBERED = 1 << 14
+# Size limit of the cost cache of each table and metric, in signatures.
+_CACHE_SIZE = 1 << 14
 
 
 class TableCostModel:
-    """Costs of calls by a table, `metric` being "flops" or "activations".
+    """Costs of calls by a table; `metric` is "flops" or "activations".
 
-    Activations of an op that the table counts in flops only are OMITTED: the convention leaves them out.
+    Activations of an op that the table counts in FLOPs only are OMITTED: the convention ignores them.
     """
 
     def __init__(self, table: FormulaTable, metric: str) -> None:
         if metric not in ("flops", "activations"):
-            raise ValueError(f"a table prices 'flops' or 'activations', not {metric!r}")
+            raise ValueError(f"a table counts 'flops' or 'activations', not {metric!r}")
         self._table = table
         self._metric = metric
         self._costs: dict[int, tuple[Signature, tuple[OpCost, ...]]] = table.memo.setdefault(metric, {})
@@ -34,19 +34,19 @@ class TableCostModel:
         return bool(self._table.modules)
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return what one call of an op costs."""
-        # By identity: a shape run hands the same signature out again, and hashing one takes as long as all the rest.
-        kept, costs = self._costs.get(id(signature), (None, ()))
-        if kept is not signature:
+        """Return the cost of one op call."""
+        # Keyed by identity: shape execution reuses Signature objects, and hashing one takes as long as the rest.
+        cached, costs = self._costs.get(id(signature), (None, ()))
+        if cached is not signature:
             costs = (self._in_metric(self._table.price(signature)),)
-            if len(self._costs) >= _REMEMBERED:
+            if len(self._costs) >= _CACHE_SIZE:
                 self._costs.clear()
-            if self._table.row(signature.op) is not None:  # else the program may yet register a formula, or another
+            if self._table.row(signature.op) is not None:  # else the program may still register a formula with torch
                 self._costs[id(signature)] = signature, costs
         return costs
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return what one call of a region costs, or None where the table has no row for it."""
+        """Return the cost of one region call, or None where the table has no row for it."""
         if module is not None:
             row = self._table.module_row(module.classes)
             if row is None:
@@ -64,7 +64,7 @@ class TableCostModel:
 
 
 class NullCostModel:
-    """Knows only which ops of a table are free; every other op is UNKNOWN, as for an analysis without formulas."""
+    """Treat all ops as UNKNOWN except the zero-FLOP ones of a table: the base of an analysis without formulas."""
 
     def __init__(self, table: FormulaTable) -> None:
         self._table = table
@@ -76,17 +76,17 @@ class NullCostModel:
 
     @property
     def counts_modules(self) -> bool:
-        """False: a module is looked into."""
+        """False: modules are counted by the ops in them."""
         return False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return a cost of zero, free or unknown."""
+        """Return a cost of zero with status FREE or UNKNOWN."""
         row = self._table.row(signature.op)
         free = row is not None and row.kind == "free"
         return (OpCost(signature.packet.partition("::")[2], Status.FREE if free else Status.UNKNOWN),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return an unknown cost for an autograd.Function where the table does not look into one, else None."""
+        """Return an UNKNOWN cost for an autograd.Function if the table is opaque, else None."""
         if region.kind == "function" and self._table.opaque:
             return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNKNOWN),))
         return None

@@ -1,4 +1,4 @@
-"""Count a trace: the cost of each distinct signature is worked out once, and multiplied by how often it ran."""
+"""Count a trace: compute the cost of each distinct signature once, multiply by its number of calls."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from fvflops.trace import (
 
 
 class RegionCost(NamedTuple):
-    """What one call of a region costs; where it is `exclusive`, what ran inside is not counted beside it."""
+    """Cost of one region call; if `exclusive`, the ops inside it are not counted in addition."""
 
     costs: tuple[OpCost, ...]
     exclusive: bool = True
 
 
-# What one call costs, the op's name, the elements that it puts out, and its dtype.
+# Costs of one call, the op's name, its output elements, and its compute dtype.
 _CallCost = tuple[tuple[OpCost, ...], str, int, str]
 
 
 class CostModel(Protocol):
-    """Whatever can say what a call costs: a table, or a table with handles before it."""
+    """Interface for the cost of a call, implemented by tables and by handles."""
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that it has something to say about."""
+        """The composite ops that it counts as a whole, which the recording must not decompose."""
 
     @property
     def counts_modules(self) -> bool:
-        """Whether it has something to say about any module."""
+        """Whether it may count modules as a whole."""
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return what one call of an op costs, for each label where a handle gives several."""
+        """Return the cost of one op call, several where a handle returns several labels."""
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return what one call of a region costs, or None where nothing is said of it: look inside."""
+        """Return the cost of one region call, or None to count the ops in it."""
 
 
 def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
     """Return the counts of one metric over a trace.
 
-    A region that has a cost covers all that ran inside it, unless this says otherwise; the outermost such region wins.
-    What the backward pass of such a region does is counted op by op.
+    A region with an exclusive cost replaces the ops inside it; the outermost such region wins. The backward pass of
+    such a region is counted op by op.
     """
     costs = region_costs(trace, cost_model)
     covered = find_covered(trace, costs)
@@ -90,7 +90,7 @@ def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
 
 
 def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
-    """Return what one call of each region costs, by its signature's index; one that has no cost is left out."""
+    """Return region signature index → cost of one call, for the regions that have a cost."""
     called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, cost_model) else ()
     return {
         index: cost
@@ -100,7 +100,7 @@ def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
 
 
 def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int, str]]:
-    """Return the stacks inside regions that cover what runs in them, with the phases in which these were run."""
+    """Return the (stack, phase) pairs that are counted as part of an enclosing region."""
     covering: dict[str, set[int]] = {}
     for index, _, phase in trace.region_calls:
         if index in costs and costs[index].exclusive:
@@ -114,7 +114,7 @@ def find_covered(trace: Trace, costs: Mapping[int, RegionCost]) -> set[tuple[int
 
 
 def _groups(trace: Trace) -> dict[int, str]:
-    """Return the parameter groups for which ops ran, by their stacks."""
+    """Return stack → parameter group, for the ops of optimizer steps."""
     groups = {index: region.name for index, region in enumerate(trace.regions) if region.kind == "group"}
     if not groups:
         return {}
@@ -132,11 +132,11 @@ def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature
 
 
 def name_region(trace: Trace, region: Region) -> str:
-    """Return the name under which a region stands in the ledger: its function's key, or its module's class."""
+    """Return the name of a region in the ledger: `prim::PythonOp.NAME` of a function, or a module's class."""
     if region.kind == "function":
         return f"prim::PythonOp.{region.name}"
-    place = trace.modules.places[region.name]
-    return place.classes[0] if place.classes else place.class_name
+    owner = trace.modules.places[region.name]
+    return owner.classes[0] if owner.classes else owner.class_name
 
 
 def _elements(outputs: tuple[Value, ...]) -> int:
@@ -146,10 +146,21 @@ def _elements(outputs: tuple[Value, ...]) -> int:
 
 
 def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: str, calls: int, group: str) -> None:
-    """Append the entries of a signature's calls; of several costs the first stands for the calls themselves."""
+    """Append the entries of a signature's calls; the first of several costs has the number of calls, the others 0."""
     costs, op, elements, dtype = cost
-    seen = calls
+    first_calls = calls
     for label, status, value, macs, flops, _ in costs:
-        row = (scope, phase, op, label, status, seen, value * calls, macs * calls, flops * calls, elements * seen)
+        row = (
+            scope,
+            phase,
+            op,
+            label,
+            status,
+            first_calls,
+            value * calls,
+            macs * calls,
+            flops * calls,
+            elements * first_calls,
+        )
         entries.append(tuple.__new__(Entry, (*row, dtype, group)))
-        seen = 0
+        first_calls = 0

@@ -1,4 +1,4 @@
-"""Cost model of handles: Python functions that a program set for ops and modules, asked before a table."""
+"""Cost model of handles: Python functions set for ops and modules, which override a table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FUNCTION = "prim::PythonOp."
 
 
 class HandleCostModel:
-    """Asks a handle where one is set for the op, and `inner` elsewhere; a handle that is None makes the op free.
+    """Cost by a handle if one is set for the op, else by `inner`; a handle of None makes the op zero-FLOP.
 
-    A name without an overload stands for all overloads; `aten::_convolution`, the name that traced graphs have, stands
-    for `aten::convolution`. `modules` holds the handles of module classes by their names, as in a table.
+    A name without an overload matches all overloads; `aten::_convolution`, the name in traced graphs, matches
+    `aten::convolution`. `modules` maps names of module classes, as in a table, to handles.
     """
 
     def __init__(
@@ -34,23 +34,23 @@ class HandleCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that a handle or the inner cost model has something to say about."""
+        """The composite ops that a handle or the inner cost model counts as a whole."""
         return self._inner.stops_at.including(self._handles)
 
     @property
     def counts_modules(self) -> bool:
-        """Whether a handle or the inner cost model has something to say about a module."""
+        """Whether a handle or the inner cost model may count modules as a whole."""
         return bool(self._modules) or self._inner.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return what the handle says of one call, or what the inner cost model says."""
+        """Return the cost of one op call by its handle, else by the inner cost model."""
         for name in (signature.op, signature.packet, _traced_name(signature.packet)):
             if name in self._handles:
                 return _cost(self._handles[name], name, Call.of(signature))
         return self._inner.op_cost(signature)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return what the handle says of one call of a module or a function, or what the inner cost model says."""
+        """Return the cost of one call of a module or a function by its handle, else by the inner cost model."""
         if module is not None:
             name = find_class(self._modules, module.classes)
             if name is not None:
@@ -78,7 +78,7 @@ def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
 
 
 def _number(value: Any, name: str) -> int:
-    """Return a handle's number; one that can overflow, or is none, raises ValueError."""
+    """Return a handle's result; no number, or a type below 64 bits, which may overflow, raises ValueError."""
     narrow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
     if not isinstance(value, Real) or narrow:
         raise ValueError(

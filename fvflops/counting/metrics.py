@@ -1,6 +1,6 @@
-"""The metrics of a model: their names, units and meaning, and how each is counted from a Trace.
+"""Registry of metrics: names, units, descriptions, and how each is counted from a Trace.
 
-Every table, page, file, sort key, budget and help text reads METRICS: a new metric is one more entry.
+All tables, HTML pages, files, sort keys, budgets and help texts read METRICS: a new metric is one more entry.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fvflops.trace import Counts, Entry, Status, Trace
 
 
 class MetricCounts:
-    """The counts of one run in every metric, each made when it is first asked for.
+    """Counts of one run by metric, computed on first access.
 
-    `table` is None where nothing is counted by a table. `known` are counts that are there already, such as those of an
-    analysis with handles.
+    `table` is None where no table is used. `known` are existing counts to reuse, such as those of an analysis with
+    handles.
 
     >>> from torch import nn, ones
     >>> from fvflops import FlopCountAnalysis, load_table
@@ -35,7 +35,7 @@ class MetricCounts:
         self._counts = {} if known is None else {known.metric: known}
 
     def names(self) -> tuple[str, ...]:
-        """Return the metrics that can be counted."""
+        """Return the available metrics."""
         return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
 
     def knows(self, name: str) -> bool:
@@ -48,18 +48,18 @@ class MetricCounts:
         return self._counts[name]
 
     def by_table(self, metric: str) -> Counts:
-        """Return the counts by the table, of "flops" or "activations"."""
+        """Return the counts of "flops" or "activations" by the table."""
         if self.table is None:
-            raise ValueError(f"{metric} are counted by a table, and there is none here")
+            raise ValueError(f"{metric} need a formula table")
         return count(self.trace, TableCostModel(self.table, metric), metric)
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity of a model: `title` and `short` name it, `note` says what it is, `unit` is "" or "B" for bytes.
+    """A metric with its `title`, `short` title, description (`note`) and `unit`: "", or "B" for bytes.
 
-    `count` makes its Counts. `column` is whether the tables of `fvflops count` show it, `paper` the power of ten of the
-    unit in which papers give it. `of` is the metric from which it is derived, or "table" where it is counted by one.
+    `count` computes its Counts. `column` is whether the tables of `fvflops count` show it, `paper` the power of ten of
+    the unit in which papers report it. `of` is the metric from which it is derived, or "table" where it needs one.
     """
 
     title: str
@@ -72,14 +72,14 @@ class Metric:
     of: str = ""
 
     def can_count(self, counts: MetricCounts) -> bool:
-        """Return whether there is what it is counted from."""
+        """Return whether its inputs are available."""
         if self.of in METRICS:
             return counts.knows(self.of) or METRICS[self.of].can_count(counts)
         return self.of != "table" or counts.table is not None
 
 
 def derive(counts: Counts, metric: str, value: Callable[[Entry], int]) -> Counts:
-    """Return the counts of another metric that each entry of some counts gives.
+    """Return counts of another metric, computed entry by entry.
 
     >>> from fvflops.trace import ModuleTree
     >>> entry = Entry(("",), "forward", "aten::mm", "mm", Status.COUNTED, calls=1, value=48, macs=24)

@@ -1,4 +1,4 @@
-"""The timeline of a trace: its events nested in each other, with what each comes to by a table."""
+"""Build the timeline of a trace: its nested calls, with times and costs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
-# Of the tensors of one op, such as an optimizer's for all parameters, so many are named.
+# Limit of tensors listed for one op, such as an optimizer's step of all parameters.
 _NAMED = 16
 
 
 def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
-    """Return the timeline of a trace, its FLOPs and multiply-adds by a cost model.
+    """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model.
 
-    `traffic_model` says how many bytes an op moves; without it no bytes are known. Memory is what was measured, else
-    what the lifetimes of the storages come to: on all devices together, with what was there before, from its start. A
-    region that was left without an exit, because the recording ended or was paused, lasts as long as what ran in it.
+    Bytes moved are by `traffic_model`, unknown without it. Memory is measured, else derived from the lifetimes of the
+    storages: on all devices together, including what was allocated before the run. A region without an exit, because
+    the recording ended or was paused, spans the calls inside it.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -39,12 +39,12 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
     frames = tuple(_frame(trace, region) for region in trace.regions)
     costs = region_costs(trace, cost_model)
     covered = frozenset(find_covered(trace, costs))
-    items = _Items(trace, cost_model, traffic_model, costs)
+    items = _Callees(trace, cost_model, traffic_model, costs)
     calls = {(items.of_op(index), stack, phase): count for (index, stack, phase), count in trace.calls.items()}
     for (index, stack, phase), count in trace.region_calls.items():
         if index in costs:
             calls[items.of_region_call(index), stack, phase] = count
-    spans = None if trace.events is None else tuple(_Walk(trace, items, covered).spans())
+    spans = None if trace.events is None else tuple(_SpanBuilder(trace, items, covered).spans())
     known = {"flops", "macs", *(["bytes"] if traffic_model is not None else []), *_measured(trace)}
     return Timeline(
         frames=frames,
@@ -54,14 +54,14 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
         spans=spans,
         covered=covered,
         weights=tuple(name for name in WEIGHTS if name in known),
-        about={**trace.about, **_describe_call(items.all, calls, covered)},
+        about={**trace.about, **_describe_unsupported(items.all, calls, covered)},
         complete=trace.complete,
     )
 
 
 def _frame(trace: Trace, region: Region) -> Frame:
-    place = trace.modules.places.get(region.name) if region.kind == "module" else None
-    return Frame(region.kind, region.name, "" if place is None else place.class_name)
+    module = trace.modules.places.get(region.name) if region.kind == "module" else None
+    return Frame(region.kind, region.name, "" if module is None else module.class_name)
 
 
 def _measured(trace: Trace) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _has_memory(trace: Trace) -> bool:
     return any(event.memory_after is not None for event in trace.events or ())
 
 
-def _describe_call(
+def _describe_unsupported(
     items: list[Callee], calls: Mapping[tuple[int, int, str], int], covered: frozenset[tuple[int, str]]
 ) -> dict[str, str]:
     unknown: Counter[str] = Counter()
@@ -87,8 +87,8 @@ def _describe_call(
     return {"unknown": ", ".join(f"{op} × {count}" for op, count in unknown.items())} if unknown else {}
 
 
-class _Items:
-    """The items of a trace's calls, numbered as they are first asked for."""
+class _Callees:
+    """Callees of a trace, indexed in order of first use."""
 
     def __init__(
         self, trace: Trace, cost_model: CostModel, traffic_model: CostModel | None, costs: Mapping[int, RegionCost]
@@ -101,7 +101,7 @@ class _Items:
         self._numbers: dict[tuple[str, int], int] = {}
 
     def of_op(self, index: int) -> int:
-        """Return the number of the item of an op's signature."""
+        """Return the index of the callee of an op's signature."""
         number = self._numbers.get(("op", index))
         if number is None:
             signature = self._trace.signatures[index]
@@ -114,7 +114,7 @@ class _Items:
         return number
 
     def of_region_call(self, index: int) -> int:
-        """Return the number of the item of a region's signature."""
+        """Return the index of the callee of a region's signature."""
         number = self._numbers.get(("exit", index))
         if number is None:
             region, inputs, outputs = self._parts(index)
@@ -126,7 +126,7 @@ class _Items:
         return number
 
     def of_region(self, region: int) -> int:
-        """Return the number of the item of a region of which no more is known."""
+        """Return the index of the callee of a region whose signature is unknown, since it did not return."""
         number = self._numbers.get(("enter", region))
         if number is None:
             number = self._add(("enter", region), Callee(*self._trace.regions[region], frame=region))
@@ -159,14 +159,14 @@ def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
 
 
 def _sum(costs: tuple[OpCost, ...], part: str) -> int | None:
-    """Return the sum of what is known, None where nothing is."""
+    """Return the sum over the supported costs, None where there are none."""
     known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNKNOWN]
-    # A handle that a program set may have returned an integer of numpy.
+    # A user's handle may have returned a NumPy integer.
     return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
 
 
-class _Worth(NamedTuple):
-    """What a call and all that runs in it come to."""
+class _SpanCost(NamedTuple):
+    """Cost of a call including its children."""
 
     flops: int = 0
     macs: int = 0
@@ -174,36 +174,36 @@ class _Worth(NamedTuple):
     memory: int = 0
     unknown: int = 0
 
-    def plus(self, other: _Worth) -> _Worth:
-        return _Worth(*[mine + yours for mine, yours in zip(self, other, strict=True)])
+    def plus(self, other: _SpanCost) -> _SpanCost:
+        return _SpanCost(*[left + right for left, right in zip(self, other, strict=True)])
 
 
 @dataclass(slots=True)
-class _Opened:
-    """The call of a region that is open: the place of its span, and what ran in it so far."""
+class _OpenCall:
+    """An open region call: the index of its span, its cost and times so far."""
 
-    place: int
-    worth: _Worth = field(default_factory=_Worth)
+    index: int
+    span_cost: _SpanCost = field(default_factory=_SpanCost)
     start: int | None = None
     end: int | None = None
 
-    def hold(self, start: int | None, end: int | None) -> None:
+    def extend(self, start: int | None, end: int | None) -> None:
         if start is not None and (self.start is None or start < self.start):
             self.start = start
         if end is not None and (self.end is None or end > self.end):
             self.end = end
 
 
-class _Walk:
-    """One walk over the events of a trace, which makes the spans; that of a region is made when it is left."""
+class _SpanBuilder:
+    """Build spans from the events of a trace; a region's span is completed at its exit."""
 
-    def __init__(self, trace: Trace, items: _Items, covered: frozenset[tuple[int, str]]) -> None:
+    def __init__(self, trace: Trace, items: _Callees, covered: frozenset[tuple[int, str]]) -> None:
         self._trace = trace
         self._items = items
         self._covered = covered
         self._spans: list[Span] = []
-        self._opened: dict[RegionCall, _Opened] = {}
-        self._held: _Held | None = None if _has_memory(trace) else _Held(trace)
+        self._opened: dict[RegionCall, _OpenCall] = {}
+        self._live: _LiveStorages | None = None if _has_memory(trace) else _LiveStorages(trace)
 
     def spans(self) -> list[Span]:
         """Return all spans."""
@@ -211,8 +211,8 @@ class _Walk:
             if kind == "op":
                 self._call(event, call)
             elif kind == "free":
-                if self._held is not None:
-                    self._held.free(event.item)
+                if self._live is not None:
+                    self._live.free(event.item)
             elif call is not None:
                 if kind == "enter":
                     self._enter(event, call)
@@ -225,47 +225,49 @@ class _Walk:
     def _call(self, event: Event, around: RegionCall | None) -> None:
         item = self._items.of_op(event.item)
         before, after = event.memory_before, event.memory_after
-        if self._held is not None:
-            before, after = self._held.bytes, self._held.make(event.writes)
+        if self._live is not None:
+            before, after = self._live.bytes, self._live.write(event.writes)
         memory = max(0, after - before) if before is not None and after is not None else 0
-        worth = self._own(item, event, memory)
+        span_cost = self._self_cost(item, event, memory)
         depth = 0 if around is None else around.depth + 1
-        self._spans.append(_span(event, item, depth, worth)._replace(memory_before=before, memory_after=after))
-        self._pass_on(around, worth, event.start_ns, _end(event))
+        self._spans.append(_span(event, item, depth, span_cost)._replace(memory_before=before, memory_after=after))
+        self._add_to_parent(around, span_cost, event.start_ns, _end(event))
 
     def _enter(self, event: Event, call: RegionCall) -> None:
-        self._opened[call] = _Opened(len(self._spans), start=event.start_ns)
-        self._spans.append(_span(event, 0, call.depth, _Worth()))
+        self._opened[call] = _OpenCall(len(self._spans), start=event.start_ns)
+        self._spans.append(_span(event, 0, call.depth, _SpanCost()))
 
     def _close(self, call: RegionCall, item: int, event: Event | None = None) -> None:
-        """Make the span of a region's call; `event` is that of its end, None where it was not seen."""
-        one = self._opened.pop(call)
-        worth = one.worth
+        """Complete the span of a region's call; `event` is its exit, None where none was recorded."""
+        open_call = self._opened.pop(call)
+        span_cost = open_call.span_cost
         first = call.begin
         if event is not None:
             if not event.raised:
-                worth = worth.plus(self._own(item, event, 0))
-            first = event._replace(start_ns=one.start if event.start_ns is None else event.start_ns)
-        elif one.start is not None and one.end is not None:
-            first = first._replace(start_ns=one.start, duration_ns=one.end - one.start)
-        self._spans[one.place] = _span(first, item, call.depth, worth)
-        self._pass_on(call.parent, worth, first.start_ns, _end(first))
+                span_cost = span_cost.plus(self._self_cost(item, event, 0))
+            first = event._replace(start_ns=open_call.start if event.start_ns is None else event.start_ns)
+        elif open_call.start is not None and open_call.end is not None:
+            first = first._replace(start_ns=open_call.start, duration_ns=open_call.end - open_call.start)
+        self._spans[open_call.index] = _span(first, item, call.depth, span_cost)
+        self._add_to_parent(call.parent, span_cost, first.start_ns, _end(first))
 
-    def _own(self, item: int, event: Event, memory: int) -> _Worth:
+    def _self_cost(self, item: int, event: Event, memory: int) -> _SpanCost:
         entry = self._items.all[item]
         flops, macs, unknown = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
         if (event.stack, event.phase) in self._covered:
             flops = macs = unknown = 0
-        return _Worth(flops, macs, entry.nbytes or 0, memory, unknown)
+        return _SpanCost(flops, macs, entry.nbytes or 0, memory, unknown)
 
-    def _pass_on(self, around: RegionCall | None, worth: _Worth, start: int | None, end: int | None) -> None:
+    def _add_to_parent(
+        self, around: RegionCall | None, span_cost: _SpanCost, start: int | None, end: int | None
+    ) -> None:
         if around is not None:
             opened = self._opened[around]
-            opened.worth = opened.worth.plus(worth)
-            opened.hold(start, end)
+            opened.span_cost = opened.span_cost.plus(span_cost)
+            opened.extend(start, end)
 
 
-def _span(event: Event, item: int, depth: int, worth: _Worth) -> Span:
+def _span(event: Event, item: int, depth: int, span_cost: _SpanCost) -> Span:
     return Span(
         item,
         event.stack,
@@ -275,7 +277,7 @@ def _span(event: Event, item: int, depth: int, worth: _Worth) -> Span:
         depth,
         event.start_ns,
         event.duration_ns,
-        *worth,
+        *span_cost,
         raised=event.raised,
         memory_peak=event.memory_peak,
     )
@@ -285,26 +287,26 @@ def _end(event: Event) -> int | None:
     return None if event.start_ns is None or event.duration_ns is None else event.start_ns + event.duration_ns
 
 
-class _Held:
-    """The bytes that a trace's storages hold; those that no op made are there from the start."""
+class _LiveStorages:
+    """Bytes of the live storages of a trace; storages that no op created are live from the start."""
 
     def __init__(self, trace: Trace) -> None:
         self._sizes = [storage.nbytes for storage in trace.storages]
         self._alive = {index for index, storage in enumerate(trace.storages) if storage.origin != "op"}
-        self._gone: set[int] = set()
+        self._freed: set[int] = set()
         self.bytes = sum(self._sizes[index] for index in self._alive)
 
-    def make(self, storages: tuple[int, ...]) -> int:
-        """Note what an op wrote to, and return the bytes that are held then."""
+    def write(self, storages: tuple[int, ...]) -> int:
+        """Mark the storages that an op wrote to as live, and return the live bytes."""
         for index in storages:
-            if index not in self._alive and index not in self._gone:
+            if index not in self._alive and index not in self._freed:
                 self._alive.add(index)
                 self.bytes += self._sizes[index]
         return self.bytes
 
     def free(self, index: int) -> None:
-        """Note that a storage is gone."""
-        self._gone.add(index)
+        """Mark a storage as freed."""
+        self._freed.add(index)
         if index in self._alive:
             self._alive.remove(index)
             self.bytes -= self._sizes[index]

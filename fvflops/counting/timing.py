@@ -1,4 +1,4 @@
-"""Times of the ops and the modules of a measured Trace."""
+"""Times of ops and modules of a timed Trace."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fvflops.trace import Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
-# Phases whose ops run inside no call of the module that they belong to.
+# Phases whose ops run outside of all calls of the module that owns them.
 BY_OWNER = ("backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What something took, in ns: `own` leaves out what was called inside it; `calls` is how often it ran.
+    """Number of calls, total time and self time (`own`, without children) of an op or a module, in ns.
 
     >>> Timing(1, 50, 20) + Timing(2, 10, 10)
     Timing(calls=3, total=60, own=30)
@@ -34,33 +34,33 @@ class Timing:
 class Times:
     """The times of a Trace.
 
-    `modules` maps a phase and a module's name to what its calls took: in the forward phase and under recompute by the
-    clock around each call, less what watching it took; in the backward pass and in optimizers' steps, in which no
-    module is called, the sum over the ops that belong to the module (own) and to it and its children (total).
-    `operators` maps a phase and an op to the sum over its calls; what an op calls inside is in it.
+    `modules` maps a phase and a module's name to the time of its calls: in the forward phase and under recompute the
+    measured time of each call without profiling overhead; in the backward pass and in optimizers' steps, in which no
+    module is called, the sum over the ops of the module (own) and of the module and its children (total).
+    `operators` maps a phase and an op to the sum over its calls, including the ops that it calls.
     """
 
     modules: Mapping[str, Mapping[str, Timing]]
     operators: Mapping[str, Mapping[str, Timing]]
 
     def of_module(self, name: str = "") -> Timing:
-        """Return what a module took in all phases."""
+        """Return the time of a module in all phases."""
         return sum((timings[name] for timings in self.modules.values() if name in timings), Timing())
 
 
 def read_times(trace: Trace) -> Times:
-    """Return the times of a Trace that was recorded with measure={"time"}; another raises TraceError."""
+    """Return the times of a Trace recorded with measure={"time"}; any other raises TraceError."""
     if trace.events is None or "time" not in trace.info.measured:
-        raise TraceError('this trace holds no times: record it with measure={"time"}')
+        raise TraceError('this trace has no times: record it with measure={"time"}')
     return sum_times(trace)
 
 
 def sum_times(trace: Trace) -> Times:
-    """Return the times of a Trace, and how often all was called; what was not measured took nothing."""
+    """Return the times and numbers of calls of a Trace; unmeasured times are 0."""
     scopes = trace.scopes()
     modules: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
     operators: dict[str, dict[str, Timing]] = defaultdict(lambda: defaultdict(Timing))
-    inside: Counter[RegionCall | None] = Counter()  # what the modules in a region that is open took
+    inside: Counter[RegionCall | None] = Counter()  # time of the modules called in an open region
     for kind, event, call, _ in walk_events(trace):
         duration = event.duration_ns or 0
         if call is not None and kind in ("exit", "unfinished"):

@@ -1,4 +1,4 @@
-"""Find where calls that no formula knows were made: in which module, and on which line of source."""
+"""Locate unsupported op calls: module and source line."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from fvflops.trace import Counts, Status, Trace
 
 
 def find_unsupported_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
-    """Return op → place → calls, for the ops that are unknown; a place is such as "'encoder.scan' at net.py:42".
+    """Return op → location → calls for the unsupported ops; a location is such as "'encoder.scan' at net.py:42".
 
-    The line is known of what no dispatch mode sees. The model itself is called by its class.
+    The line is known for calls that bypass the dispatcher. The root module is named by its class.
     """
     unknown = counts.ledger()[Status.UNKNOWN]
     if not unknown:
         return {}
     scopes = trace.scopes()
-    places: dict[str, Counter[str]] = {}
+    locations: dict[str, Counter[str]] = {}
     for (index, stack, _), calls in trace.calls.items():
         signature = trace.signatures[index]
         if signature.packet in unknown:
-            place = _describe(trace, scopes[stack], signature.source)
-            places.setdefault(signature.packet, Counter())[place] += calls
+            location = _describe(trace, scopes[stack], signature.source)
+            locations.setdefault(signature.packet, Counter())[location] += calls
     for (index, stack, _), calls in trace.region_calls.items():
         name = name_region(trace, trace.regions[trace.region_signatures[index].region])
-        if name in unknown and name not in places:
-            places.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
-    return places
+        if name in unknown and name not in locations:
+            locations.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
+    return locations
 
 
 def _describe(trace: Trace, scope: tuple[str, ...], source: str) -> str:

@@ -1,4 +1,4 @@
-"""Formulas: tables that say what each call costs, and the few formulas that YAML cannot express."""
+"""Formula tables, which define the cost of each call, and formulas in Python that YAML cannot express."""
 
 from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call

@@ -1,4 +1,4 @@
-"""Costs: what a formula returns for one call, and what a table makes of it."""
+"""Cost of one call: as a formula returns it, and as a table counts it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fvflops.trace import Status
 class Cost:
     """The arithmetic of one call.
 
-    `macs` are multiply-adds, each of which counts for `multiply_add` flops in a table; `flops` is arithmetic that is
-    no multiply-add. `activations` are elements of what the op's products write, or None where the formula does not
-    say. All are whole and not negative; anything else raises ValueError.
+    `macs` are multiply-adds, each of which counts as `multiply_add` FLOPs in a table; `flops` are all other
+    operations. `activations` are the output elements of the op's products, or None where the formula does not define
+    them. All are integers >= 0; anything else raises ValueError.
 
     >>> Cost(macs=120, activations=24)
     Cost(macs=120, flops=0, activations=24)
@@ -30,14 +30,14 @@ class Cost:
             if value is None and name == "activations":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"a Cost has {name} = {value!r}: it must be a whole number, 0 or more")
+                raise ValueError(f"a Cost has {name} = {value!r}: it must be an integer >= 0")
 
 
 class OpCost(NamedTuple):
-    """What one call costs under one label, in the unit of a metric.
+    """Cost of one call under one label, in the unit of a metric.
 
-    `value` is what the metric counts. Of a table's FLOPs `macs` and `flops` are the parts, kept apart (the value is
-    `multiply_add * macs + flops`), and `activations` the elements beside them, None where the table counts none.
+    `value` is the metric. For FLOPs, `macs` and `flops` are its parts (the value is `multiply_add * macs + flops`), and
+    `activations` the activations of the same call, None where the table counts none.
     """
 
     label: str
@@ -51,7 +51,7 @@ class OpCost(NamedTuple):
     def in_flops(
         cls, label: str, status: Status, multiply_add: int, macs: int, flops: int, activations: int | None = None
     ) -> OpCost:
-        """Return a cost in FLOPs, where a multiply-add is so many.
+        """Return a cost in FLOPs, with `multiply_add` FLOPs for one multiply-add.
 
         >>> OpCost.in_flops("mm", Status.COUNTED, 2, macs=60, flops=3).value
         123

@@ -1,4 +1,4 @@
-"""The loading of a table: a name, path or URI in, a FormulaTable out, with everything that it extends merged in."""
+"""Load a FormulaTable by name, path or URI, merged with all tables that it extends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WORD = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
-# Files that fvflops ships beside its tables.
+# Shipped YAML files that are no tables.
 _NO_TABLES = ("devices",)
 
 Rows = dict[str, tuple[Row, Node]]
@@ -57,7 +57,7 @@ def shipped_tables() -> list[str]:
 def load_table(name: str) -> FormulaTable:
     """Return a table: a shipped one by name, or one at a local path or a URI that iopath knows.
 
-    Every mistake raises TableError, whose message starts with the file and the line. Shipped tables are read once.
+    Errors raise TableError, whose message starts with the file and the line. Shipped tables are cached.
 
     >>> load_table("fvcore").multiply_add
     1
@@ -74,7 +74,7 @@ def load_table(name: str) -> FormulaTable:
 
 
 def resolve_table(table: str | FormulaTable) -> FormulaTable:
-    """Return a table that may be given by its name, path or URI.
+    """Return a table given as such, or by its name, path or URI.
 
     >>> resolve_table("fvcore") is resolve_table(resolve_table("fvcore"))
     True
@@ -93,7 +93,7 @@ def _locate(name: str, base: str | None) -> str:
 
 @lru_cache(maxsize=64)
 def _shipped(name: str) -> str:
-    """Return where a table of this name is shipped, or nothing."""
+    """Return the URI of a shipped table, "" if there is none."""
     path = f"{paths.SCHEME}{name}.yaml"
     return path if _WORD.fullmatch(name) and name not in _NO_TABLES and paths.exists(path) else ""
 
@@ -103,14 +103,14 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     base = FormulaTable("")
     if "extends" in fields:
         base = _load_base(fields["extends"], path, (*chain, path))
-    # A shipped table must load on an older torch, which lacks some of its ops: its own test checks it.
+    # Not shipped tables: they must load on an older torch, which lacks some of their ops; tests check them.
     checked = not path.startswith(paths.SCHEME)
     constants = {**base.constants, **_read_constants(fields)}
     ops = _read_ops(fields, partial(check_op, constants=constants) if checked else None)
     modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if checked else None)
     flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
     if flags.get("omit_inherited"):
-        base = _omit(base)
+        base = _omit_all(base)
     opaque = flags.get("opaque", base.opaque)
     rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
@@ -130,8 +130,8 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     )
 
 
-def _omit(table: FormulaTable) -> FormulaTable:
-    """Return a table in which nothing is counted: what was, is omitted."""
+def _omit_all(table: FormulaTable) -> FormulaTable:
+    """Return a table with all counted rows changed to omitted."""
     rows = {name: _omit_row(row) for name, row in table.rows.items()}
     return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
 
@@ -173,36 +173,36 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
-    """Return the rows of the ops of one file, short forms included, each with the node to blame."""
+    """Return the rows of the ops of one file, short forms included, each with its node for errors."""
     rows: Rows = {}
     for kind in ("free", "omitted"):
         for item in fields[kind].items(kind) if kind in fields else ():
             name = item.name(f"an op of {kind}")
-            _refuse_twice(name, item, rows)
+            _refuse_duplicate(name, item, rows)
             rows[name] = (Row(name, kind, item.file, item.line, default_label(name)), item)
             if check is not None:
                 check(*rows[name])
     for family in fields["families"].items("families") if "families" in fields else ():
         for name, entry in _read_family(family).items():
-            _refuse_twice(name, entry[1], rows)
+            _refuse_duplicate(name, entry[1], rows)
             rows[name] = entry
             if check is not None:
                 check(*entry)
     for name, entry in _read_rows(fields, "ops", check).items():
-        _refuse_twice(name, entry[1], rows)
+        _refuse_duplicate(name, entry[1], rows)
         rows[name] = entry
     return rows
 
 
 def _read_family(node: Node) -> Rows:
-    """Return the rows of a family, one for each of its ops, each with the node to blame."""
+    """Return the rows of a family, one for each of its ops, each with its node for errors."""
     fields = dict(node.fields("a family"))
     if "ops" not in fields:
         raise node.error("a family names no ops: write ops: [aten::exp, aten::exp2]")
     rows: Rows = {}
     for item in fields.pop("ops").items("ops of a family"):
         name = item.name("an op of a family")
-        _refuse_twice(name, item, rows)
+        _refuse_duplicate(name, item, rows)
         said = Node(item.file, item.line, fields)
         rows[name] = (read_row(name, said), said)
     return rows
@@ -230,9 +230,9 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     return constants
 
 
-def _refuse_twice(name: str, node: Node, rows: Rows) -> None:
+def _refuse_duplicate(name: str, node: Node, rows: Rows) -> None:
     if name in rows:
-        raise node.error(f"{name} stands twice, first on line {rows[name][0].line}")
+        raise node.error(f"{name} is defined twice, first on line {rows[name][0].line}")
 
 
 def _read_count(node: Node) -> int:
@@ -244,25 +244,25 @@ def _read_count(node: Node) -> int:
     return int(text)
 
 
-def _merge(base: Mapping[str, Row], nearer: Mapping[str, Row]) -> dict[str, Row]:
-    """Return both, the nearer winning: a row for an op replaces inherited rows of its overloads and its in-place form.
+def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, Row]:
+    """Merge rows: a row of the extending table replaces inherited rows of the op, its overloads and its in-place form.
 
     Without that, `aten::relu: {flops: numel(out)}` would leave an inherited `aten::relu_: free` in force.
     """
     if not base:
-        return dict(nearer)
-    covered = {packet_of(name) for name in nearer if "." not in name}
+        return dict(overriding)
+    covered = {packet_of(name) for name in overriding if "." not in name}
     kept = {
         name: row
         for name, row in base.items()
         if packet_of(name) not in covered and packet_of(name).removesuffix("_") not in covered
     }
-    return {**kept, **nearer}
+    return {**kept, **overriding}
 
 
-def _check_reach(rows: Mapping[str, Row], nearer: Rows) -> None:
-    for name, (_, node) in nearer.items():
+def _check_reach(rows: Mapping[str, Row], overriding: Rows) -> None:
+    for name, (_, node) in overriding.items():
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":
             at = f"{rows[packet].file}:{rows[packet].line}"
-            raise node.error(f"{name} is never reached: {at} looks inside {packet}, with all its overloads")
+            raise node.error(f"{name} is never reached: {at} decomposes {packet}, with all its overloads")

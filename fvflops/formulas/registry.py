@@ -1,4 +1,4 @@
-"""The shipped formulas: those few that a table names with `use`, because YAML cannot say them."""
+"""Registry of the Python formulas that tables refer to with `use`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from fvflops.formulas.functions.state_space import count_mamba_inner, count_mamb
 from fvflops.formulas.language.call import Call
 from fvflops.text import suggest, truncate
 
-# What a formula returns: a Cost, or a whole number of flops.
+# A formula returns a Cost, or an integer number of FLOPs.
 Formula = Callable[[Call], Cost | int]
 
 FORMULAS: dict[str, Formula] = {
@@ -109,17 +109,17 @@ _REGISTERED: dict[str, Formula] = {}
 
 
 def register_formula(name: str, function: Formula) -> None:
-    """Let every table of this process name `function` in `use`.
+    """Make `function` available to all tables of this process as `use: name`.
 
-    `function` takes a `Call` and returns a `Cost`, or a whole number of flops. A name that fvflops ships, or that
-    another function has taken, raises ValueError; registering the same function again changes nothing.
+    `function` takes a `Call` and returns a `Cost`, or an integer number of FLOPs. A name that fvflops ships, or that
+    is registered for another function, raises ValueError; registering the same function again has no effect.
 
     >>> register_formula("convolution", lambda call: Cost(flops=9 * call.tensor("u").numel))
     Traceback (most recent call last):
     ValueError: the formula 'convolution' is shipped with fvflops: choose another name
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a formula is named by a word such as 'fused_scan', not by {name!r}")
+        raise ValueError(f"a formula name is a word such as 'fused_scan', not {name!r}")
     if not callable(function):
         raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
     if name in FORMULAS:
@@ -129,7 +129,7 @@ def register_formula(name: str, function: Formula) -> None:
 
 
 def find_formula(name: str) -> Formula:
-    """Return the formula of a name; one that is not there raises KeyError naming the nearest."""
+    """Return the formula of a name; an unknown one raises KeyError with the closest match."""
     for registry in (FORMULAS, _REGISTERED):
         if name in registry:
             return registry[name]

@@ -1,4 +1,4 @@
-"""Row: what a table says of one op, module class or autograd.Function, and what a call costs by it."""
+"""Row of a table for one op, module class or autograd.Function, and the cost of a call by it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _STATUSES = {"free": Status.FREE, "omitted": Status.OMITTED, "decompose": Status
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a table says of one op.
+    """A row of a table.
 
     `name` is an op (`aten::add`, for all its overloads, or `aten::add.Tensor`), a function (`prim::PythonOp.NAME`) or a
-    module class. `kind` is "counted", "free", "omitted" or "decompose": look inside. `file` and `line` say where it
-    stands, `label` under which name it is reported. The rest are the texts of the row: expressions `macs`, `flops` and
-    `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the numbers and an `example`.
-    `covers` says of a module's row that what runs inside is not counted beside it.
+    module class. `kind` is "counted", "free", "omitted" or "decompose" (count the ops inside). `file` and `line` are
+    its location, `label` the name under which it is reported. The rest are the texts of the row: expressions `macs`,
+    `flops` and `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the formula and an
+    `example`. If `covers`, the ops inside a module are not counted in addition to its row.
 
-    A row with `activations` alone counts no flops: its cost has the status OMITTED, and activations.
+    A row with `activations` alone counts no FLOPs: its cost has the status OMITTED, and activations.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        """What the row says of its op; an op that the table decomposes and that ran whole is unknown."""
+        """Status of its op; one that the table decomposes but that was recorded as a whole is UNKNOWN."""
         if self.kind in _STATUSES:
             return _STATUSES[self.kind]
         if self.macs is None and self.flops is None and self.use is None:
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether the row is in a table that fvflops ships, not in one of the user's."""
+        """Whether the row is in a table that fvflops ships, not in a user's."""
         return self.file.startswith(paths.SCHEME)
 
 
@@ -78,9 +78,9 @@ def default_label(name: str) -> str:
 
 
 def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
-    """Return the row that a node of a table says, of which `keys` may be said; a mistake in its form raises TableError.
+    """Return the row in a node of a table, which may have `keys`; a structural error raises TableError.
 
-    Its expressions, pattern and example are not read here: `fvflops.formulas.validation` does that for a user's table.
+    Its expressions, pattern and example are not parsed here: `fvflops.formulas.validation` does that for user tables.
     """
     label = default_label(name)
     if isinstance(node.value, str):
@@ -95,9 +95,11 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
         _check_label(name, fields["label"])
     texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
-        raise node.error(f"{name} says no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
+        raise node.error(f"{name} has no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
-        raise fields["use"].error(f"{name}: use gives macs, so they cannot stand beside it (flops add to its own)")
+        raise fields["use"].error(
+            f"{name}: use defines the macs, so macs cannot be given too (flops are added to those of use)"
+        )
     return Row(
         name,
         "counted",
@@ -116,7 +118,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
 
 
 def read_flag(node: Node, what: str) -> bool:
-    """Return what a node says, true or false; anything else raises TableError."""
+    """Return the bool in a node; anything else raises TableError."""
     text = node.text(what)
     if text not in _FLAGS:
         raise node.error(f"{what} is {truncate(text)!r}: write true or false")
@@ -124,11 +126,11 @@ def read_flag(node: Node, what: str) -> bool:
 
 
 def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
-    """Return what a call costs by a row, in a table in which a multiply-add is so many flops.
+    """Return the cost of a call by a row, with `multiply_add` FLOPs for one multiply-add.
 
-    A multiply-add of complex numbers is one of `macs`, as one of real numbers is. Where the table's constant
-    `complex_multiply_add` says that it takes several real ones, the others are among the flops. A row that does not fit
-    the call raises TableError, which replays both.
+    A complex multiply-add counts as one of `macs`, like a real one. If the table's constant `complex_multiply_add`
+    defines it as several real ones, the others are added to the FLOPs. A row that does not match the call raises
+    TableError, which quotes both.
     """
     if row.kind != "counted":
         return OpCost(row.label, row.status)
@@ -136,7 +138,7 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
         cost = _cost(row, call)
     except (ExpressionError, PatternError) as error:
         raise make_error(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
-    except Exception as error:  # a registered formula is foreign code: whatever it raises, say which row used it
+    except Exception as error:  # a registered formula is user code and may raise anything: name the row
         what = "the row" if row.use is None else f"the formula {row.use}"
         text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise make_error(row.file, row.line, text) from error
@@ -173,7 +175,7 @@ def _cost(row: Row, call: Call) -> Cost:
         if isinstance(cost, int) and not isinstance(cost, bool):
             cost = Cost(flops=cost)
         if not isinstance(cost, Cost):
-            raise TypeError(f"it returned {cost!r}, neither a Cost nor a whole number of flops")
+            raise TypeError(f"it returned {cost!r}, neither a Cost nor an integer number of FLOPs")
         return Cost(cost.macs, cost.flops + (flops or 0), cost.activations if activations is None else activations)
     return Cost(macs or 0, flops or 0, activations)
 
@@ -196,7 +198,7 @@ def _near(node: Node) -> str:
 
 def _near_key(key: str, keys: tuple[str, ...]) -> str:
     if not key.isidentifier():
-        return ": put a text that holds a comma or a colon in quotes"
+        return ": write a text that contains a comma or a colon in quotes"
     return suggest(key, keys) or f": a row has {', '.join(keys)}"
 
 

@@ -1,4 +1,4 @@
-"""The schemas of torch's ops, looked up to check a table; torch is imported only when one is needed."""
+"""Schemas of torch's ops, to check a table; torch is imported on first use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fvflops.formulas.language.call import operands_of
 from fvflops.text import nearest
 from fvflops.trace.signature import packet_of
 
-# Namespaces whose ops torch defines on import: an op that is not there now never will be.
+# Namespaces whose ops torch defines on import: no op is added to them later.
 KNOWN_NAMESPACES = ("aten", "prims", "quantized")
-# Namespaces that a table may name before anything has filled them.
+# Namespaces that a table may use before a library registers ops in them.
 _OTHER_NAMESPACES = ("c10d", "higher_order", "prim", "torchaudio", "torchvision")
 
 
@@ -29,7 +29,7 @@ class Overload:
 
 
 def overloads_of(op: str) -> tuple[Overload, ...]:
-    """Return the overloads of an op, or the one that `op` names; () where torch has none now.
+    """Return the overloads of an op, or the one that `op` names; () where none is registered.
 
     >>> [overload.arguments for overload in overloads_of("aten::mm")][0]
     ('self', 'mat2')
@@ -38,7 +38,7 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
 
     packet = packet_of(op)
     if packet.startswith("prims::") and not schemas_of_packet(packet):
-        # torch's compiler defines some when it is imported, which takes as long as torch itself.
+        # torch's compiler defines some on import, which takes as long as importing torch.
         from fvflops.torch_internals import inductor_prims  # noqa: F401
     found = []
     for schema in schemas_of_packet(packet):
@@ -51,30 +51,30 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
 
 
 def suggest_op(op: str) -> str:
-    """Return the name of the op, or of the overload, that is nearest to one which does not exist.
+    """Return the op or overload name closest to one that does not exist.
 
     >>> suggest_op("aten::lineer")
     'aten::linear'
     >>> suggest_op("aten::relu.default")
     'aten::relu'
     """
-    siblings = [overload.name for overload in overloads_of(packet_of(op))]
-    if packet_of(op) in siblings and op.endswith(".default"):  # so torch prints the overload that has no name
+    overload_names = [overload.name for overload in overloads_of(packet_of(op))]
+    if packet_of(op) in overload_names and op.endswith(".default"):  # so torch prints the overload that has no name
         return packet_of(op)
-    if siblings:
-        return nearest(op, siblings, cutoff=0)
+    if overload_names:
+        return nearest(op, overload_names, cutoff=0)
     return nearest(op, _every_op(), cutoff=0)
 
 
 def suggest_namespace(op: str) -> str:
-    """Return the namespace that an op's is a slip of the pen for; "" where it has ops, or resembles none that does.
+    """Return the namespace that an op's is a typo of; "" where it has ops, or resembles none that has.
 
     >>> suggest_namespace("Aten::mm"), suggest_namespace("aten::mm"), suggest_namespace("mylib::scan")
     ('aten', '', '')
     """
     namespace = op.partition("::")[0]
     near = _nearest_namespace(namespace)
-    # Asked again, for a library that has been loaded in between brings its namespace.
+    # Checked again: a library loaded in the meantime may have added its namespace.
     return "" if near and namespace in _namespaces() else near
 
 
@@ -100,7 +100,7 @@ def _every_op() -> Sequence[str]:
 
 
 def is_composite(name: str) -> bool:
-    """Return whether an op is made of others, by a kernel that suits every device and autograd.
+    """Return whether an op is CompositeImplicitAutograd: implemented by other ops for all devices.
 
     >>> is_composite("aten::linear"), is_composite("aten::addmm"), is_composite("aten::no_such_op")
     (True, False, False)
@@ -109,12 +109,12 @@ def is_composite(name: str) -> bool:
 
     try:
         return bool(has_kernel_for_key(name, "CompositeImplicitAutograd"))
-    except RuntimeError:  # an op that this torch lacks, or one of TorchScript's, which has no dispatcher entry
+    except RuntimeError:  # an op that this torch lacks, or a TorchScript op without a dispatcher entry
         return False
 
 
 def schemas_of(op: str) -> Mapping[str, str]:
-    """Return overload name → schema of an op, of one overload where the name says which."""
+    """Return overload name → schema of an op, of a single overload where the name has one."""
     from fvflops.torch_internals import schemas_of_packet
 
     packet, _, wanted = op.partition(".")

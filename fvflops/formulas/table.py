@@ -1,32 +1,32 @@
-"""Formula tables: a convention, which says what every call costs; read from YAML, which is data and runs nothing.
+"""Formula tables: a convention that defines the cost of every call, read from YAML, which is never executed.
 
     description: one line
-    extends: default            # a shipped table, a path relative to this file, or a URI; the nearer entry wins
-    multiply_add: 1             # flops that one multiply-add counts for
-    opaque: false               # true: composite ops and functions count where they are called, nobody looks inside
-    constants: {exp: 8}         # names that expressions use; the nearer table wins
-    floating_point_only: false  # true: arithmetic on whole numbers is free, products excepted
-    omit_inherited: false       # true: what the table that this one extends counts is omitted here
-    registered_formulas: true   # ask torch.utils.flop_counter for formulas of ops that have no row; see `registered`
+    extends: default            # a shipped table, a path relative to this file, or a URI; entries here take precedence
+    multiply_add: 1             # FLOPs of one multiply-add
+    opaque: false               # true: composite ops and functions are counted as a whole, not by the ops inside
+    constants: {exp: 8}         # names for expressions; entries here take precedence
+    floating_point_only: false  # true: integer arithmetic is free, except matrix products
+    omit_inherited: false       # true: ops that the extended table counts are omitted here
+    registered_formulas: true   # use formulas registered with torch.utils.flop_counter for ops without a row, see below
     free: [aten::view]          # short for `aten::view: free`
     omitted: [aten::add]
-    families:                   # rows that speak for several ops
+    families:                   # rows for several ops
       - {flops: numel(out)*exp, ops: [aten::exp, aten::exp2], example: "2 3 = 48"}
     ops:
       aten::mm: {shapes: "m k, k n", macs: m*k*n, activations: numel(out), example: "4 5, 5 6 = 120"}
       aten::convolution: {use: convolution, label: conv, source: "..."}
-      aten::conv2d: decompose   # look inside; free and omitted are said the same way
+      aten::conv2d: decompose   # count the ops inside; free and omitted are written in the same form
       prim::PythonOp.Swish: {flops: 4*numel(out)}
-    modules:                    # counted at the module; `covers: false` says: beside what runs inside
+    modules:                    # counted at the module, instead of the ops inside; with `covers: false` in addition
       torch.nn.LSTM: {macs: "numel(input) * hidden_size"}
 
-Names in an expression are the op's arguments, what `shapes` binds, `out` (the first result) and `outputs`. A function
-and a module have `input`, `input_1` ... instead of arguments, a module also its numbers, texts and parameters by name.
-The parts are described in `fvflops.formulas.language.expression`, `pattern` and `example`.
+Names in an expression are the op's arguments, the names bound by `shapes`, `out` (the first result) and `outputs`. A
+function and a module have `input`, `input_1` ... instead of arguments, a module also its public numbers, strings and
+parameters by name. See `fvflops.formulas.language.expression`, `pattern` and `example`.
 
-An op without a row is UNKNOWN, unless the program gave it a formula with torch's own `register_flop_formula` and the
-table has `registered_formulas`: by default all have, but those that are opaque or omit what they inherit, for they
-follow a tool that knows of none.
+An op without a row is UNKNOWN, unless the program registered a formula with torch's `register_flop_formula` and the
+table has `registered_formulas`. That is the default, except for tables with `opaque` or `omit_inherited`: these
+reproduce tools that do not use registered formulas.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ FUNCTION_PREFIX = "prim::PythonOp."
 
 @dataclass(frozen=True, slots=True)
 class FormulaTable:
-    """A convention: a row for each op, function and module class that it knows.
+    """A convention: rows of ops, functions and module classes.
 
-    `name` is that of a shipped table, or the path; `multiply_add` the flops that one multiply-add counts for; `opaque`
-    says that composite ops and functions are counted where they are called; `constants` are names for expressions and
-    formulas; `floating_point_only` says that arithmetic on whole numbers is free, products excepted;
-    `registered_formulas` that formulas registered with torch's flop counter count for ops without a row; `stops_at`
-    what a recorder must not look into for this table. In `memo` those that use a table keep what they made of it.
+    `name` is that of a shipped table, or the path; `multiply_add` the FLOPs of one multiply-add. With `opaque`,
+    composite ops and functions are counted as a whole; with `floating_point_only`, integer arithmetic is free, except
+    matrix products; with `registered_formulas`, formulas registered with torch's flop counter apply to ops without a
+    row. `constants` are names for expressions and formulas; `stops_at` are the composite ops and regions that a
+    recording must not decompose for this table. `memo` caches costs by metric.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -79,9 +79,9 @@ class FormulaTable:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))
 
     def row(self, op: str) -> Row | None:
-        """Return the row of an op, else that of all its overloads, else that of the op it is the in-place form of.
+        """Return the row of an overload, else of the op, else of the op whose in-place form it is.
 
-        Before that of all overloads, an overload `reduce_out` has the row of the overload `reduce`.
+        An overload `reduce_out` uses the row of the overload `reduce` before that of the op.
         """
         for name in _names_of(op):
             if name in self.rows:
@@ -89,12 +89,12 @@ class FormulaTable:
         return None
 
     def module_row(self, classes: Iterable[str]) -> Row | None:
-        """Return the row of the first class that has one, by qualified names."""
+        """Return the row of the first of the qualified class names that has one."""
         name = find_class(self.modules, classes)
         return None if name is None else self.modules[name]
 
     def price(self, signature: Signature) -> OpCost:
-        """Return what a call costs; an op that has no row is UNKNOWN, and a row that does not fit raises TableError."""
+        """Return the cost of an op call: UNKNOWN without a row; a row that does not match raises TableError."""
         row = self.row(signature.op)
         if row is None:
             return self._cost_without_row(signature)
@@ -105,15 +105,15 @@ class FormulaTable:
                 row, Call.of(signature, self.constants), self.multiply_add
             )
         except TableError:
-            # A library of that namespace with another schema, a later release or the user's own.
+            # Another library of that namespace, or another release of it, with a different schema.
             if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
                 return OpCost(row.label, Status.UNKNOWN)
             raise
 
     def _cost_of_parts(self, row: Row, signature: Signature) -> OpCost | None:
-        """Return what a call on nested tensors costs: as much as the calls on their parts, without padding.
+        """Return the cost of a call on nested tensors: the sum over their parts, without padding.
 
-        None, where no argument is nested, or they do not have the same number of parts, or the row fits none.
+        None where no argument is nested, their numbers of parts differ, or the row does not match the parts.
         """
         nested = [spec for spec in tensors_in(signature.inputs) if spec.layout == "nested"]
         number = nested[0].shape[0] if nested else 0
@@ -144,11 +144,11 @@ class FormulaTable:
         return OpCost.in_flops(label, Status.COUNTED, self.multiply_add, cost.macs, cost.flops)
 
     def price_function(self, name: str, signature: RegionSignature) -> OpCost | None:
-        """Return what a call of the `autograd.Function` of a class name costs, or None where its ops count instead.
+        """Return the cost of a call of an `autograd.Function` by class name, or None to count the ops in it.
 
-        A function without a row is looked into, unless the table is opaque: then it is UNKNOWN. So is one that a
-        shipped row does not fit, for all that is known of it is a class name, which another class may have. A user's
-        row that does not fit raises TableError.
+        A function without a row is counted by its ops, or UNKNOWN if the table is opaque. One that a shipped row does
+        not match is UNKNOWN too, since another class may have the same name. A user's row that does not match raises
+        TableError.
         """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
         without_row = OpCost(default_label(op), Status.UNKNOWN) if self.opaque else None
@@ -164,14 +164,14 @@ class FormulaTable:
             raise
 
     def price_module(self, row: Row, module: ModuleInfo, signature: RegionSignature) -> OpCost:
-        """Return what a call of a module costs by a row that `module_row` returned, as `price` does."""
+        """Return the cost of a module call by a row that `module_row` returned; errors as in `price`."""
         attributes = attributes_of(module)
         call = Call.of_region(row.name, signature.inputs, signature.outputs, attributes, self.constants)
         return cost_of_call(row, call, self.multiply_add)
 
 
 def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
-    """Return the name that stands for the first of the qualified classes for which there is one.
+    """Return the table's name of the first of the qualified classes that has one, None if none has.
 
     A name may leave out inner packages: `torch.nn.LSTM` is the class `torch.nn.modules.rnn.LSTM`.
     """
@@ -185,7 +185,7 @@ def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
 
 
 def attributes_of(module: ModuleInfo) -> dict[str, Value]:
-    """Return a module's numbers, texts, parameters and buffers by name, as a formula sees them."""
+    """Return a module's public numbers and strings, parameters and buffers by name, for formulas."""
     tensors = {item.name.rpartition(".")[2]: item.spec for item in (*module.parameters, *module.buffers)}
     return {**module.attributes, **tensors}
 
@@ -196,7 +196,7 @@ def _has_floats(signature: Signature) -> bool:
 
 
 def _part_of(signature: Signature, index: int) -> Signature:
-    """Return the call on one part of each nested tensor among the arguments and results of a call."""
+    """Return the call on the part at `index` of each nested tensor among the arguments and results."""
 
     def part(value: Value) -> Value:
         if isinstance(value, tuple):
@@ -210,7 +210,7 @@ def _part_of(signature: Signature, index: int) -> Signature:
 def _names_of(op: str) -> Iterable[str]:
     yield op
     packet = packet_of(op)
-    if op.endswith("_out"):  # what writes its result to an argument costs the same
+    if op.endswith("_out"):  # an out= variant costs the same
         yield op[: -len("_out")]
     yield packet
     if packet.endswith("_") and not packet.endswith("__"):
@@ -222,19 +222,19 @@ def _stops(rows: Mapping[str, Row], opaque: bool) -> StopsAt:
     if opaque:
         return StopsAt(frozenset(name for name, row in rows.items() if row.kind == "decompose"), everything=True)
     names = {name for name, row in rows.items() if row.kind != "decompose"}
-    # Looking up `aten::relu_` falls back to `aten::relu`, so a recorder must stop at both.
+    # Looking up `aten::relu_` falls back to `aten::relu`, so a recording must decompose neither.
     in_place = {_in_place(name) for name in names} - rows.keys()
     return StopsAt(frozenset(names | in_place))
 
 
 def _in_place(name: str) -> str:
-    """Return the name of an op's in-place form, or of an op that is one already the name itself."""
+    """Return the name of an op's in-place form, which is its own if it is in-place already."""
     packet, dot, overload = name.partition(".")
     return name if packet[-1] == "_" else f"{packet}_{dot}{overload}"
 
 
 def is_short_for(key: str, name: str) -> bool:
-    """Return whether a table's name of a class leaves out inner packages of a qualified one.
+    """Return whether a table's class name is a qualified one without its inner packages.
 
     >>> is_short_for("torch.nn.LSTM", "torch.nn.modules.rnn.LSTM")
     True

@@ -1,9 +1,9 @@
-"""The registered formula: what a program told torch's own flop counter of an op that no table knows.
+"""Formulas that the program registered with torch's flop counter, for ops without a row.
 
-`torch.utils.flop_counter.register_flop_formula` takes a formula for an op: from the op's arguments, tensors given by
-their shapes or as they are, it computes flops, of which one multiply-add is two. Of an op that torch's tag `pointwise`
-calls elementwise all n flops are flops. Of every other op n is taken for n // 2 multiply-adds, and one flop more where
-n is odd: whether these are products nobody knows. The reports say which ops were counted so.
+A formula registered with `torch.utils.flop_counter.register_flop_formula` computes FLOPs from an op's arguments, with
+tensors as shapes or as they are, and one multiply-add as two FLOPs. For an op with torch's tag `pointwise` all n FLOPs
+count as such. For any other op n is read as n // 2 multiply-adds, and one FLOP if n is odd, since the formula does not
+say which are products. Reports list the ops counted this way.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MODULE = "torch.utils.flop_counter"
 def count_registered(signature: Signature) -> Cost | None:
     """Return the cost of a call by the program's formula; None where it registered none.
 
-    Formulas that torch itself brings are left alone: a table says what it thinks of torch's ops. The formula is called
-    as torch would call it, with tensors on the meta device. One that raises, or returns anything else than a whole
-    number of flops, raises TableError.
+    Formulas registered by torch itself are ignored: tables define the cost of torch's ops. The formula is called as
+    torch would call it, with tensors on the meta device. One that raises, or returns anything but an integer, raises
+    TableError.
 
     >>> count_registered(Signature("mylib::scan", (), (), ())) is None
     True
@@ -38,7 +38,7 @@ def count_registered(signature: Signature) -> Cost | None:
 
 
 def is_halved(signature: Signature) -> bool | None:
-    """Return whether half of a registered formula's number counts as multiply-adds; None where there is no formula."""
+    """Return whether a registered formula's FLOPs are halved into multiply-adds; None where there is no formula."""
     found = _find(signature)
     return None if found is None else not _is_elementwise(found[1])
 
@@ -64,7 +64,7 @@ def _formulas() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _name_of(target: Any) -> str:
-    """Return the name, as a signature has it, of what a formula is registered for; "" for a Triton kernel."""
+    """Return the op name, as in a signature, of a formula's target; "" for a Triton kernel."""
     from fvflops.torch_internals import HigherOrderOperator, OpOverloadPacket
 
     if isinstance(target, OpOverloadPacket):
@@ -84,8 +84,8 @@ def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> i
         if isinstance(result, float) and result.is_integer():
             result = int(result)
         if not isinstance(result, int) or isinstance(result, bool) or result < 0:
-            raise TypeError(f"it returned {result!r}, not a whole number of flops")
-    except Exception as error:  # it is foreign code: whatever it raises, say which formula it was
+            raise TypeError(f"it returned {result!r}, not an integer number of FLOPs")
+    except Exception as error:  # user code may raise anything: name the formula
         name = getattr(formula, "__qualname__", repr(formula))
         text = f"the formula {name}, registered with {_MODULE}, raised {type(error).__name__}: {error}"
         values = ", ".join(str(value) for value in signature.inputs)
@@ -94,7 +94,7 @@ def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> i
 
 
 def _arguments(overload: Any, signature: Signature) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments as torch hands them on: those that are left at their defaults, at the end, are not there."""
+    """Return the arguments as torch's dispatcher passes them: without trailing defaults."""
     values = [_rebuild(value) for value in signature.inputs]
     if not signature.names:
         return values, {}
@@ -118,7 +118,7 @@ def _is_default(argument: Any, value: Any) -> bool:
 
 
 def _rebuild(value: Value) -> Any:
-    """Return what torch would have in a value's place: for a tensor one on the meta device."""
+    """Return the torch object that a value describes; a tensor is on the meta device."""
     import torch
 
     if isinstance(value, TensorSpec):

@@ -1,4 +1,4 @@
-"""The check of a user's table: every row against torch's schemas, so that loading tells its mistakes."""
+"""Check the rows of a user's table against torch's schemas when it is loaded."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 
 
 def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
-    """Raise TableError where a row of an op or a function names what does not exist, or cannot be computed.
+    """Raise TableError where a row of an op or a function refers to unknown names, or cannot be evaluated.
 
     `constants` are those of its table.
     """
     if _FUNCTION.fullmatch(row.name):
         if row.kind == "decompose":
-            raise node.error(f"{row.name}: a function that is not in the table is looked into anyway")
+            raise node.error(f"{row.name}: a function without a row is decomposed anyway")
         _check_texts(row, node, (), constants)
         return
     if not _OP.fullmatch(row.name):
         near = suggest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
-        raise node.error(f"{row.name!r} is no op: write namespace::name; did you mean {near}?")
+        raise node.error(f"{row.name!r} is not an op name: write namespace::name; did you mean {near}?")
     overloads = overloads_of(row.name)
     if not overloads and row.name.partition("::")[0] in KNOWN_NAMESPACES:
         raise node.error(f"torch has no op {row.name}: did you mean {suggest_op(row.name)}?")
@@ -40,7 +40,7 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     if namespace:
         near = f"{namespace}::{row.name.partition('::')[2]}"
         near = suggest_op(near) if namespace in KNOWN_NAMESPACES else near
-        hint = f"did you mean {near}? If a library brings it, import that first"
+        hint = f"did you mean {near}? If a library defines it, import that first"
         raise node.error(f"torch has no op {row.name}, and no other of its namespace: {hint}")
     if row.kind == "decompose":
         _check_decompose(row, node, overloads)
@@ -50,11 +50,11 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 
 
 def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
-    """Raise TableError where a row of a module class cannot be computed."""
+    """Raise TableError where the class of a row does not exist, or the row cannot be evaluated."""
     if row.kind == "decompose":
-        raise node.error(f"{row.name}: a module that is not in the table is looked into anyway")
+        raise node.error(f"{row.name}: a module without a row is decomposed anyway")
     if not all(part.isidentifier() for part in row.name.split(".")):
-        raise node.error(f"{row.name!r} is no class: write its dotted name, as in torch.nn.LSTM")
+        raise node.error(f"{row.name!r} is not a class name: write its dotted name, as in torch.nn.LSTM")
     if not may_exist(row.name):
         hint = f"did you mean {suggest_class(row.name)}? If it is one of yours, define it first"
         raise node.error(f"no module class is called {row.name}: {hint}")
@@ -63,9 +63,9 @@ def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
 
 def _check_decompose(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
     if "." in row.name:
-        raise node.error(f"{row.name}: decompose is said of an op with all its overloads, {packet_of(row.name)}")
+        raise node.error(f"{row.name}: decompose applies to an op with all its overloads, {packet_of(row.name)}")
     if overloads and not any(overload.composite for overload in overloads):
-        raise node.error(f"{row.name} is no composite op, torch cannot look inside it: {overloads[0].schema}")
+        raise node.error(f"{row.name} is not a composite op, torch cannot decompose it: {overloads[0].schema}")
 
 
 def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constants: Mapping[str, int]) -> None:
@@ -97,10 +97,12 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
     except PatternError as error:
         raise node.error(f"{row.name}: {error}") from None
     for name in sorted(pattern.names & {"out", "outputs"}):
-        raise node.error(f"{row.name}: {pattern.text!r} binds {name}, which stands for the results: take another name")
+        raise node.error(
+            f"{row.name}: {pattern.text!r} binds {name}, which is the name of the results: choose another name"
+        )
     if not overloads:
         return pattern.names
-    # An overload that writes to `out` has that tensor among its arguments, after those that a pattern is about.
+    # An out= overload has `out` among its tensor arguments, after those that a pattern describes.
     room = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
     if pattern.arguments is None and room and len(pattern.items) > max(room):
         raise node.error(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")
@@ -119,18 +121,18 @@ def _check_expression(
     try:
         expression = Expression.parse(text)
     except ExpressionError as error:
-        raise _blame(row, node, key, str(error), overloads) from None
+        raise _locate_error(row, node, key, str(error), overloads) from None
     if not expression.names:
         try:
             expression.evaluate({})
         except ExpressionError as error:
-            raise _blame(row, node, key, str(error), overloads) from None
+            raise _locate_error(row, node, key, str(error), overloads) from None
     known = {**_arguments(overloads), **dict.fromkeys((*bound, "out", "outputs"))}
     for name in sorted(expression.names - known.keys()) if overloads else ():
-        raise _blame(row, node, key, f"unknown name {name} in {text!r}{_near(name, known)}", overloads)
+        raise _locate_error(row, node, key, f"unknown name {name} in {text!r}{_near(name, known)}", overloads)
 
 
-def _blame(row: Row, node: Node, key: str, text: str, overloads: tuple[Overload, ...]) -> TableError:
+def _locate_error(row: Row, node: Node, key: str, text: str, overloads: tuple[Overload, ...]) -> TableError:
     schema = f"; the schema is {overloads[0].schema}" if overloads else ""
     return node.error(f"{key} of {row.name}: {text}{schema}")
 

@@ -1,4 +1,4 @@
-"""The document: a YAML file as plain nodes that know their lines; nothing in it is resolved, expanded or run."""
+"""Parse YAML into plain nodes with line numbers, without tags, aliases or type resolution."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_NAME = 200
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but a tab and a line feed
 
-# libyaml's parser is some ten times faster; both yield the same events.
+# libyaml's parser is about ten times faster; both yield the same events.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class TableError(ValueError):
-    """A mistake in a formula table; the message starts with `FILE:LINE: `."""
+    """An error in a formula table; the message starts with `FILE:LINE: `."""
 
 
 def make_error(file: str, line: int, text: str) -> TableError:
-    """Return the error of a mistake at a line of a file.
+    """Return the error for a line of a file.
 
     >>> make_error("mine.yaml", 3, "unknown key 'mac': did you mean 'macs'?")
     TableError("mine.yaml:3: unknown key 'mac': did you mean 'macs'?")
@@ -37,14 +37,14 @@ def make_error(file: str, line: int, text: str) -> TableError:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A text, a list or a mapping of a document, and the line it stands on, or that its key stands on."""
+    """A string, a list or a mapping in a document, with its line or that of its key."""
 
     file: str
     line: int
     value: str | list[Node] | dict[str, Node]
 
     def text(self, what: str) -> str:
-        """Return a text without control characters; a value of another form raises TableError, as in the next three."""
+        """Return a string without control characters; any other value raises TableError, as in the next three."""
         if not isinstance(self.value, str):
             raise self.error(f"{what} is {self.form}, not a text")
         control = _CONTROL.search(self.value)
@@ -53,20 +53,20 @@ class Node:
         return self.value
 
     def name(self, what: str) -> str:
-        """Return the value where it is a text of at most 200 characters, as the name of an op or a key is."""
+        """Return a string of at most 200 characters, such as the name of an op or a key."""
         text = self.text(what)
         if len(text) > MAX_NAME:
             raise self.error(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {truncate(text)!r}")
         return text
 
     def items(self, what: str, such_as: str = "[aten::view, aten::t]") -> list[Node]:
-        """Return the value where it is a list; `such_as` is one that could stand there."""
+        """Return a list; `such_as` is an example of a valid one."""
         if not isinstance(self.value, list):
             raise self.error(f"{what} is {self.form}, not a list such as {such_as}")
         return self.value
 
     def fields(self, what: str, known: Sequence[str] | None = None) -> dict[str, Node]:
-        """Return the value where it is a mapping; with `known`, any other key raises TableError naming the nearest."""
+        """Return a mapping; with `known`, any other key raises TableError with the closest match."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} is {self.form}, not a mapping of keys to values")
         for key, value in self.value.items():
@@ -77,21 +77,21 @@ class Node:
 
     @property
     def form(self) -> str:
-        """What kind of value this is, in words."""
+        """Description of the value for messages."""
         if isinstance(self.value, str):
             return f"the text {truncate(self.value)!r}" if self.value else "empty"
         return "a list" if isinstance(self.value, list) else "a mapping"
 
     def error(self, text: str) -> TableError:
-        """Return the error of a mistake on this line."""
+        """Return an error for this line."""
         return make_error(self.file, self.line, text)
 
 
 def read_document(path: str, file: str = "") -> Node:
-    """Return the document in a file, a path as in `fvflops.paths`; `file` is its name in errors.
+    """Parse a file, a path as in `fvflops.paths`; `file` is its name in errors.
 
-    What is not YAML, holds an anchor, an alias or a tag, says a key twice, has more than a MiB of characters or cannot
-    be read raises TableError.
+    Invalid YAML, an anchor, an alias, a tag, a duplicate key, more than 2^20 characters or an unreadable file raises
+    TableError.
     """
     file = file or path
     try:
@@ -108,7 +108,7 @@ def read_document(path: str, file: str = "") -> Node:
 
 
 def parse_document(text: str, file: str) -> Node:
-    """Return the document in a text; the errors are those of `read_document`.
+    """Parse YAML text; the errors are those of `read_document`.
 
     >>> parse_document("multiply_add: 2", "mine.yaml").fields("a table")["multiply_add"].line
     1
@@ -132,7 +132,7 @@ def parse_document(text: str, file: str) -> Node:
 
 def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, depth: int) -> Node:
     here = event.start_mark.line + 1
-    if event.anchor is not None:  # an alias has one too
+    if event.anchor is not None:  # of an alias too
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
         raise make_error(
             file, here, f"{sign}{truncate(event.anchor)}: a table has no anchors and aliases; write the value out"
@@ -156,6 +156,6 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
         key = _compose(event, events, file, None, depth + 1)
         name = key.name("a key")
         if name in fields:
-            raise key.error(f"{name!r} stands twice, first on line {fields[name].line}")
+            raise key.error(f"{name!r} is defined twice, first on line {fields[name].line}")
         fields[name] = _compose(next(events), events, file, key.line, depth + 1)
     return Node(file, line, fields)

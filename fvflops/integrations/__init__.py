@@ -1,1 +1,1 @@
-"""Callbacks for training libraries; each file imports its library."""
+"""Callbacks for training libraries, and the pytest plugin; each module imports its library."""

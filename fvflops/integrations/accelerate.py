@@ -28,10 +28,10 @@ class FlopsRecording(record):
         def log(run):
             accelerator.log({"flops_per_step": run.per_step().mean})
 
-    `model` is the model as `prepare` returned it, whose wrapper is looked through, or None. A batch whose gradients are
-    only accumulated ends no step. With `path`, a folder, the Trace is written there at the end of each cycle of the
-    schedule, and of the with block, as `rank0.json`, or the process' own rank. Other options are those of `record`.
-    What Accelerate itself computes, the division of the loss and the clipping of gradients, is under no module.
+    `model` is the model as `prepare` returned it, which is unwrapped, or None. A batch whose gradients are only
+    accumulated does not end a step. With `path`, a folder, the Trace is written there as `rank0.json`, with the
+    process's rank, at the end of each cycle of the schedule and of the with block. Other options are those of `record`.
+    Ops of Accelerate itself, the division of the loss and the clipping of gradients, are in no module.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class FlopsRecording(record):
         self._accelerator = accelerator
 
     def step(self) -> None:
-        """Say that a batch is done, which ends a step unless its gradients are accumulated with those of more."""
+        """Mark the end of a batch, which ends a step unless its gradients are accumulated further."""
         if self._accelerator.sync_gradients:
             super().step()
 
 
 def _unwrap(accelerator: Any, model: Any) -> Any:
-    """Return the model inside what `prepare` made of it, as far as `record` does not look through that itself.
+    """Return the model inside the wrapper that `prepare` returned, unless `record` unwraps it itself.
 
-    To unwrap a model Accelerate imports DeepSpeed, where that is installed, whether it is used or not.
+    Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
     """
     known = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
     if known or not isinstance(getattr(model, "module", None), nn.Module):

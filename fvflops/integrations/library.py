@@ -7,10 +7,10 @@ from typing import Any
 
 
 def import_library(module: str, install: str) -> Any:
-    """Return a module of another library; where that is not installed, the ImportError names what to `install`."""
+    """Import a module of another library; if that is not installed, the ImportError names the packages to `install`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is there, and lacks something of its own
-        raise ImportError(f"{module} is not installed, which this integration is for: pip install {install}") from None
+            raise  # it is installed, and a dependency of it is missing
+        raise ImportError(f"{module} is not installed, which this integration needs: pip install {install}") from None

@@ -1,4 +1,4 @@
-"""The callback for Lightning's Trainer, of the package `lightning` or `pytorch_lightning`."""
+"""Callback for Lightning's Trainer, of the package `lightning` or `pytorch_lightning`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
 
 
 def _choose() -> str:
-    """Return the package whose Callback this one is: one that is in use, or the newer that is installed."""
+    """Return the package whose Callback to subclass: one that is imported already, or the newest installed one."""
     for name in (_NEW, _OLD):
         if name in sys.modules:
             return name
@@ -30,10 +30,10 @@ class FlopsCallback(RecordedLoop, _Callback):
         Trainer(callbacks=[callback]).fit(module, data)
         print(callback.recording.per_step())
 
-    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, to be asked during it
-    and after, in which modules have their names in the LightningModule. A step lasts until an optimizer has taken one,
-    with all its micro-batches, and includes what Lightning itself computes in it, under no module: the division of the
-    loss, the clipping of gradients, and what `self.log` makes of the numbers that are logged.
+    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it
+    and after, with module names as in the LightningModule. A step ends with an optimizer step, contains all its
+    micro-batches, and includes the ops of Lightning itself, in no module: the division of the loss, the clipping of
+    gradients, and the reductions of `self.log`.
 
     `flops_per_step`, the mean of the steps recorded so far, is logged at the end of each step, as Lightning does in
     float32; `recording.per_step()` has it exactly.
@@ -44,16 +44,16 @@ class FlopsCallback(RecordedLoop, _Callback):
         self._optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a recording."""
+        """Start a recording."""
         self._begin(pl_module, trainer.global_rank)
         self._optimizer_steps = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Record from here on, if the step is active; it may have begun with a micro-batch before."""
+        """Start recording, if the step is active; it may have started with an earlier micro-batch."""
         self._begin_step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record until here, if an optimizer has taken a step, and log what a step comes to."""
+        """Stop recording if an optimizer has made a step, and log the cost per step."""
         if trainer.global_step == self._optimizer_steps:
             self._pause_step()
             return
@@ -64,7 +64,7 @@ class FlopsCallback(RecordedLoop, _Callback):
             pl_module.log(LOGGED, float(flops))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record nothing of what comes between the epochs, also where an epoch was left within a step."""
+        """Pause recording between epochs, also if an epoch ends within a step."""
         self._pause_step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -72,5 +72,5 @@ class FlopsCallback(RecordedLoop, _Callback):
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the recording, of which the step that goes on is broken off."""
+        """End the recording; the current step is incomplete."""
         self._end(exception)

@@ -1,4 +1,4 @@
-"""The common part of callbacks: a recording of another library's training loop, step by step."""
+"""Base of the callbacks: record another library's training loop step by step."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from fvflops.reports.names import printable_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
 
-# The name under which a loop logs what a step comes to.
+# The name under which the cost per step is logged.
 LOGGED = "flops_per_step"
-# Steps mostly are alike: the first few say what one comes to, and all others run as fast as ever.
+# Steps are usually equal: the first few are representative, and the others run without overhead.
 FIRST_STEPS = schedules.schedule(active=3, repeat=1)
 
 _LOGGER = logging.getLogger("fvflops")
 
 
 class RecordedLoop:
-    """What the callbacks of all loops have: options, `recording`, and steps that begin and end.
+    """Base class of the callbacks: options, `recording`, start and end of steps.
 
-    `schedule` says which optimizer steps are recorded: the first three by default, all with None. `on_trace_ready` is
-    called with the recording at the end of each cycle of it, and `path` is a folder, in which the Trace is then written
-    as `rank0.json`, or the process' own rank. `table` is the convention. Nothing is watched but the active steps, each
-    from its first micro-batch to the optimizer's step; what a loop does between steps (validation, saving, logging)
-    belongs to none.
+    `schedule` selects the optimizer steps to record: by default the first three, all with None. `on_trace_ready` is
+    called with the recording at the end of each of its cycles, and `path` is a folder in which the Trace is then
+    written as `rank0.json`, with the process's rank. `table` is the convention. Only active steps are instrumented,
+    each from its first micro-batch to the optimizer step; work between steps (validation, saving, logging) is in none.
     """
 
     def __init__(
@@ -53,13 +52,13 @@ class RecordedLoop:
 
     @property
     def recording(self) -> record:
-        """The recording of the training that goes on, or of the last one, with the queries of an analysis."""
+        """The recording of the current or the last training, with the methods of an analysis."""
         if self._recording is None:
-            raise TraceError("nothing was recorded: no training has begun with this callback")
+            raise TraceError("nothing was recorded: no training has started with this callback")
         return self._recording
 
     def _begin(self, model: nn.Module, rank: int) -> None:
-        """Begin the recording of a training; one that was left open ends."""
+        """Start the recording of a training, after ending one that was left open."""
         self._end()
         self._recording = record(
             model,
@@ -84,18 +83,18 @@ class RecordedLoop:
             self.recording.step()
 
     def _pause_step(self) -> None:
-        """Take nothing down until `_begin_step` says that the step goes on."""
+        """Stop recording until `_begin_step` continues the step."""
         if self._open and self._in_step:
             self.recording.pause()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """End the recording, with the error that ended the training if there is one."""
+        """End the recording, with the exception that ended the training if there is one."""
         if self._open:
             self._open = self._in_step = False
             self.recording.__exit__(type(error) if error is not None else None, error, None)
 
     def _flops_per_step(self) -> int | float | None:
-        """Return the mean of the steps recorded so far, or None before there is one."""
+        """Return the mean over the steps recorded so far, or None before the first."""
         steps = len(self._recording.steps) if self._recording is not None else 0
         if steps != self._counted[0]:
             per_step = self.recording.per_step()
@@ -106,5 +105,5 @@ class RecordedLoop:
                     f"{printable_short(op)} ({format_quantity(calls, 'call')})"
                     for op, calls in per_step.unknown.items()
                 ]
-                _LOGGER.warning("%s lacks what the table does not know: %s", LOGGED, ", ".join(named))
+                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED, ", ".join(named))
         return self._counted[1]

@@ -4,9 +4,9 @@
     def test_cost(flops_budget):
         flops_budget(resnet50(), torch.ones(1, 3, 224, 224))
 
-Without limits the marker, or the fixture alone, takes those of a budget file: `file="budget.yaml", name="resnet50"`, by
-default the ini option `flops_budget_file` and the test's own name. `pytest --flops-budget-update` rewrites that file.
-Nothing is imported but pytest until a test asks for the fixture.
+A marker without limits, or the fixture without a marker, uses a budget file: `file="budget.yaml", name="resnet50"`, by
+default the ini option `flops_budget_file` and the test's name. `pytest --flops-budget-update` rewrites that file. Only
+pytest is imported until a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
 _MARKER = (
     "flops_budget(flops=, macs=, activations=, parameters=, memory=, unknown=, tolerance=, table=, file=, name=): "
-    "what the model that the test gives to the fixture flops_budget may cost"
+    "limits for the model that the test passes to the fixture flops_budget"
 )
 _USED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the setting."""
+    """Add the command line option and the ini option."""
     group = parser.getgroup("fvflops")
     group.addoption(
         "--flops-budget-update",
         action="store_true",
-        help="rewrite the budget files of flops_budget with what is counted",
+        help="rewrite the budget files of flops_budget with the current counts",
     )
     parser.addini("flops_budget_file", "the budget file of the fixture flops_budget", default=_FILE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
     workers = getattr(config.option, "numprocesses", None)
     if config.getoption("--flops-budget-update") and workers:
-        raise pytest.UsageError("--flops-budget-update writes one file: leave out -n, so that one process does")
+        raise pytest.UsageError("--flops-budget-update needs a single process: run without -n")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a marked test that does not ask for the fixture: nothing would be compared."""
+    """Fail a marked test that does not request the fixture: nothing would be compared."""
     if item.get_closest_marker("flops_budget") and "flops_budget" not in getattr(item, "fixturenames", ()):
-        pytest.fail("marked flops_budget, and does not take the fixture: def test_cost(flops_budget)", pytrace=False)
+        pytest.fail("marked flops_budget without using the fixture: def test_cost(flops_budget)", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a marked test that passes without having given the fixture a model."""
+    """Fail a marked test that passes without calling the fixture with a model."""
     result = yield
     if item.get_closest_marker("flops_budget") and not item.stash.get(_USED, False):
-        pytest.fail("marked flops_budget, and gave it no model: flops_budget(model, inputs)", pytrace=False)
+        pytest.fail("marked flops_budget without calling it: flops_budget(model, inputs)", pytrace=False)
     return result
 
 
 @pytest.fixture
 def flops_budget(request: pytest.FixtureRequest) -> FlopsBudget:
-    """What compares a model with its budget: `flops_budget(model, inputs)` fails the test if it costs more."""
+    """Compare a model with its budget: `flops_budget(model, inputs)` fails the test if it costs more."""
     return FlopsBudget(request)
 
 
@@ -81,9 +81,9 @@ class FlopsBudget:
             raise pytest.UsageError(f"flops_budget takes keywords such as flops='4.1G', not {marker.args!r}")
 
     def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **said: Any) -> BudgetReport:
-        """Count a model, or take an analysis, and fail the test if it costs more than it may; return the verdict.
+        """Count a model, or use an analysis, and fail the test if it exceeds the budget; return the report.
 
-        `said` are limits and options as the marker has them, and win over those; a mistake in them raises ValueError.
+        `said` are limits and options as in the marker, which they override; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
         from fvflops.analysis import FlopCountAnalysis
@@ -104,7 +104,7 @@ class FlopsBudget:
         if update:
             rewrite_budget(file, analysis, budget, name=name, table=options.get("table"))
             budget = self._read_budget(name, file, False)
-        assert budget is not None  # only an update finds none
+        assert budget is not None  # None only with --flops-budget-update
         verdict = check_budget(analysis, budget, table=table)
         if not verdict.kept:
             pytest.fail(report.render(verdict), pytrace=False)

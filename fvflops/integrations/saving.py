@@ -12,7 +12,7 @@ Folder = str | os.PathLike[str]
 
 
 def save_trace(recording: record, folder: Folder, rank: int) -> str:
-    """Write what was recorded so far as `rank{rank}.json` in a folder, made if need be, and return the file's path.
+    """Write the Trace so far as `rank{rank}.json` to a folder, created if needed, and return the file's path.
 
     `folder` is a local path or a URI; `Trace.from_json` reads the file.
     """
@@ -24,11 +24,11 @@ def save_trace(recording: record, folder: Folder, rank: int) -> str:
 
 
 def save_when_ready(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
-    """Return what saves a recording, where there is a folder, before `on_trace_ready` is called with it."""
+    """Return a callback that saves a recording, if there is a folder, and then calls `on_trace_ready`."""
 
-    def hand_over(recording: record) -> Any:
+    def save_and_call(recording: record) -> Any:
         if folder is not None:
             save_trace(recording, folder, rank)
         return None if on_trace_ready is None else on_trace_ready(recording)
 
-    return hand_over
+    return save_and_call

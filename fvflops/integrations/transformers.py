@@ -1,4 +1,4 @@
-"""The callback for transformers.Trainer."""
+"""Callback for transformers.Trainer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fvflops.integrations.loop import LOGGED, RecordedLoop
 _LIBRARY = import_library("transformers", "transformers accelerate")
 _TrainerCallback: Any = _LIBRARY.TrainerCallback
 
-# The Trainer tells its callbacks nothing of an exception. Of these the first holds whole steps, and the second, in
-# releases that have no such, all of a step but the optimizer's part.
+# The Trainer does not report exceptions to its callbacks. The first of these methods contains whole steps, the second,
+# for releases without the first, a step without its optimizer part.
 _GUARDED = ("_run_epoch", "training_step")
 
 
@@ -26,13 +26,13 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
         Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
         print(callback.recording.per_step())
 
-    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, to be asked during it
-    and after. A step is an optimizer step with all its micro-batches, and includes what the Trainer itself computes in
-    it, under no module: the division of the loss, and the norm of the gradients with their clipping.
+    The options are those of `RecordedLoop`; `recording` is the `fvflops.record` of the training, available during it
+    and after. A step is an optimizer step with all its micro-batches, and includes the ops of the Trainer itself, in no
+    module: the division of the loss, and the norm of the gradients with their clipping.
 
-    `flops_per_step`, the mean of the steps recorded so far, is logged wherever the loss is: in
-    `trainer.state.log_history`, on the screen and by what `report_to` names. For that the callback goes before the
-    Trainer's others, so that what they do at a step's end is in no step.
+    `flops_per_step`, the mean over the steps recorded so far, is logged wherever the loss is: in
+    `trainer.state.log_history`, on the screen and by the integrations in `report_to`. For that the callback moves
+    before the Trainer's others, so that their work at the end of a step is in no step.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -40,21 +40,21 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
         self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Begin a recording."""
+        """Start a recording."""
         self._begin(model, args.process_index)
         trainer = _find_trainer(sys._getframe())
         if trainer is not None:
             self._guard(trainer)
             callbacks = trainer.callback_handler.callbacks
-            # The handler is going through the list now; all that come after keep their places.
+            # The handler is iterating over the list; the positions of later callbacks do not change.
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Record from here on, if the step is active."""
+        """Start recording, if the step is active."""
         self._begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Record until here."""
+        """Stop recording."""
         self._end_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -62,13 +62,13 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
         self._end()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Add what a step comes to to the logs of the training."""
+        """Add the cost per step to the logs of the training."""
         flops = self._flops_per_step()
         if flops is None or not logs or not ("loss" in logs or "train_loss" in logs):
             return
         logs[LOGGED] = flops
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            state.log_history[-1][LOGGED] = flops  # a copy of the logs, made before
+            state.log_history[-1][LOGGED] = flops  # the Trainer has copied the logs there already
 
     def _end(self, error: BaseException | None = None) -> None:
         guards, self._guards = self._guards, []
@@ -78,7 +78,7 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
         super()._end(error)
 
     def _guard(self, trainer: Any) -> None:
-        """End the recording when an exception leaves the steps of a Trainer."""
+        """Patch a Trainer to end the recording when its step raises."""
 
         def ending(call: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(call)
@@ -99,7 +99,7 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
 
 
 def _find_trainer(frame: FrameType | None) -> Any:
-    """Return the Trainer that called, since callbacks are not given it."""
+    """Find the calling Trainer in the stack, since callbacks do not receive it."""
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, _LIBRARY.Trainer):

@@ -1,4 +1,4 @@
-"""The plain data that everything else is built on: specs, signatures, module tree, trace, counts."""
+"""Plain data of a recorded run: tensor specs, call signatures, module tree, trace, counts."""
 
 from fvflops.trace.counts import Counts, Entry, Status
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo

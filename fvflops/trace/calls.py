@@ -1,4 +1,4 @@
-"""The calls: each call of an op or of a module in the order of the run, with what it comes to; plain data."""
+"""Records of single op calls, of single module calls and of source lines, each with its cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 class OpCall(NamedTuple):
     """One call of an op, in the order of the run.
 
-    `number` is its place among all op calls, from 0 on. `name` tells it from other calls of the op, `op` has no
-    overload, `target` has the full name. `module` is the canonical name of the module that it belongs to. `inputs` and
-    `outputs` are its tensors, such as "float32[2, 3]". `flops` are None where they are not known, and `status` says
-    what the table says of the op; "covered" is what is counted with a module around it. Such a module has a line of its
-    own before, whose `op` is its class, without time and memory. Times are in ns, memory in bytes, both None where not
+    `number` is its index among all op calls. `name` is unique among the calls of the op, `op` is without overload,
+    `target` with it. `module` is the canonical name of the owning module. `inputs` and `outputs` are its tensors, such
+    as "float32[2, 3]". `flops` is None where unsupported; `status` is the table's ("counted", "free", "omitted",
+    "unknown") or "covered", where the call is counted as part of a module or function around it. That one precedes it
+    as a record whose `op` is its class, without time and memory. Times are in ns, memory in bytes, both None where not
     measured. `macs` are multiply-adds, `activations` output elements that the table counts, `nbytes` bytes read and
-    written; None where not known. `parameters` are the names of the parameters and buffers that it reads, and `after`
-    the numbers of the calls that computed the rest of what it reads; a view computes nothing. `line` is the line of
-    source that called it, "" where none was recorded.
+    written; None where unknown. `parameters` are the names of the parameters and buffers that it reads, and `after`
+    the numbers of the calls that produced its other inputs; a view produces nothing. `line` is the source line that
+    called it, "" where none was recorded.
     """
 
     number: int
@@ -47,16 +47,16 @@ class OpCall(NamedTuple):
 
     @property
     def memory_delta(self) -> int | None:
-        """What the call left behind."""
+        """Bytes allocated by the call and not freed in it; None where not measured."""
         if self.memory_before is None or self.memory_after is None:
             return None
         return self.memory_after - self.memory_before
 
 
 class LineCount(NamedTuple):
-    """What the op calls come to that one line of source makes, "" for those that none of the model's makes.
+    """Sum over the op calls of one source line, "" for those that no line of the model's code makes.
 
-    The FLOPs of `unknown` calls are not known. `nbytes` are bytes read and written.
+    `unknown` is the number of unsupported calls. `nbytes` are bytes read and written.
     """
 
     line: str
@@ -69,12 +69,12 @@ class LineCount(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of a module, in the order of the run, with all that ran in it.
+    """One call of a module, in the order of the run, including everything called inside it.
 
-    `number` is its place among all module calls, `depth` how many calls are around it. `module` is the module's
-    canonical name, `inputs` and `outputs` are tensors, such as "float32[2, 3]". `parameters` are the elements of the
-    module's parameters, those of the modules in it included, `ops` the op calls that ran in it, of which `unknown` are
-    those whose FLOPs nobody knows. `flops` are in the table's convention, `nbytes` bytes read and written.
+    `number` is its index among all module calls, `depth` the number of enclosing calls. `module` is the module's
+    canonical name, `inputs` and `outputs` are tensors, such as "float32[2, 3]". `parameters` are the elements of its
+    parameters, submodules included, `ops` the op calls inside it, `unknown` those of them that are unsupported. `flops`
+    are in the table's convention, `nbytes` bytes read and written.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Traces as JSON text, written and read; what is read is checked."""
+"""Encode a Trace as JSON text, decode and validate it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fvflops.trace.validation import validate
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
-_SHOWN = 200  # characters of what is wrong
+_MAX_SHOWN = 200  # characters of an invalid value in a message
 
 T = TypeVar("T", bound=TraceColumns)
 
 
 def encode(trace: TraceColumns) -> str:
-    """Return a trace as JSON text, its events by column."""
+    """Return a trace as JSON text, its events in columnar form."""
     return json.dumps(
         {
             "format": _FORMAT,
@@ -56,24 +56,26 @@ def encode(trace: TraceColumns) -> str:
 
 
 def decode(text: str, make: Callable[..., T]) -> T:
-    """Return the trace of a JSON text, made of its columns by `make`; text that is no whole trace raises TraceError."""
+    """Decode JSON text into the trace that `make` builds from its columns; invalid text raises TraceError."""
     try:
         record = json.loads(text)
     except ValueError as error:
-        raise TraceError(f"this is no whole trace: it is not JSON ({error}); save it again") from error
+        raise TraceError(f"incomplete trace: it is not JSON ({error}); save it again") from error
     except RecursionError:
-        raise TraceError("this is no trace: it is nested too deeply") from None
+        raise TraceError("not a trace: it is nested too deeply") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        raise TraceError(f'this is no trace of fvflops: it lacks the mark "format": "{_FORMAT}"')
+        raise TraceError(f'not a trace of fvflops: it has no "format": "{_FORMAT}"')
     if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
-        schema = repr(record.get("schema"))[:_SHOWN]
-        raise TraceError(f"this trace has schema {schema}, and this fvflops reads up to {SCHEMA}: update fvflops")
+        schema = repr(record.get("schema"))[:_MAX_SHOWN]
+        raise TraceError(
+            f"this trace has schema {schema}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
+        )
     try:
         trace = _decode(record, make)
         validate(trace, PHASES)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise TraceError(f"this trace is damaged: {kind}{str(error)[:_SHOWN]}; save it again") from error
+        raise TraceError(f"this trace is damaged: {kind}{str(error)[:_MAX_SHOWN]}; save it again") from error
     return trace
 
 
@@ -90,7 +92,7 @@ def _encode_events(events: Sequence[Event]) -> dict[str, Any]:
 def _decode_events(columns: dict[str, Any]) -> tuple[Event, ...]:
     unknown = columns.keys() - set(Event._fields) - {"length"}
     if unknown:
-        raise ValueError(f"events have columns that this version does not know: {sorted(unknown)}")
+        raise ValueError(f"events have unknown columns: {sorted(unknown)}")
     names = [name for name in Event._fields if name in columns]
     for name in ("reads", "writes"):
         if name in columns:
@@ -132,5 +134,5 @@ def _decode(record: dict[str, Any], make: Callable[..., T]) -> T:
 def _values(record: list[Any]) -> tuple[Value, ...]:
     value = decode_value(record)
     if not isinstance(value, tuple):
-        raise ValueError(f"a signature holds {record} where a list belongs")
+        raise ValueError(f"a signature has {record} instead of a list")
     return value

@@ -1,4 +1,4 @@
-"""The counts: what each op call came to, and its sums by operator, by module and by both."""
+"""Counts of one metric: an entry per op and scope, summed by operator, module, phase or dtype."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 
 
 class Status(str, Enum):
-    """What a table says of an op.
+    """How a table treats an op.
 
-    COUNTED has a formula, FREE does no arithmetic, OMITTED does arithmetic that the convention leaves out, and UNKNOWN
-    is in no table: it is reported, never taken for zero.
+    COUNTED has a formula, FREE is zero-FLOP, OMITTED does arithmetic that the convention ignores, and UNKNOWN is
+    unsupported: the table has no row for it. It is reported, never taken for zero.
     """
 
     COUNTED = "counted"
@@ -27,10 +27,10 @@ class Status(str, Enum):
 class Entry(NamedTuple):
     """All calls of one signature in one scope and phase, under one label.
 
-    `scope` holds the names of the modules it ran under, root first. `value` is what the metric counts, for all calls
-    together; `macs` and `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number
-    of output elements of all calls. `dtype` is that in which it computes, "" where it takes and gives no tensor, and
-    `group` the parameter group that an optimizer's step worked for, "" elsewhere.
+    `scope` has the names of the enclosing modules, root first. `value` is the metric summed over all calls; `macs` and
+    `flops` are its two parts where the metric is flops, and 0 elsewhere. `elements` is the number of output elements of
+    all calls. `dtype` is the compute dtype, "" without tensors, and `group` the parameter group that an optimizer's
+    step updates, "" elsewhere.
     """
 
     scope: tuple[str, ...]
@@ -49,10 +49,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The entries of one metric over one trace, and the questions they answer.
+    """The entries of one metric over one trace, and their sums.
 
-    `ancestors` says to which modules an entry belongs: "owner" to the last module of its scope and that module's
-    parents by name, "caller" to every module of its scope.
+    `ancestors` selects the modules that an entry counts for: "owner" the last module of its scope and that module's
+    parents by name, "caller" every module of its scope.
 
     >>> from fvflops.trace import ModuleInfo
     >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "a", "a.b")})
@@ -67,18 +67,18 @@ class Counts:
     entries: tuple[Entry, ...]
 
     def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
-        """Yield each module that what ran under a scope belongs to, once."""
+        """Yield once each module that an entry of this scope counts for."""
         if ancestors == "caller":
-            yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run in no module's call
+            yield from dict.fromkeys(("", *scope))  # the loss and the optimizer run outside of all module calls
             return
         owner = innermost(scope)
-        # A child set by setattr may have dots in its name, which are no modules above it.
+        # A child set by setattr may have dots in its name, which separate no modules.
         yield from (name for name in modules_above(owner) if name in self.modules.places)
         yield owner
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
-        """Return module name → Counter of labels, for every module of the tree, zeros left out."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        """Return module name → Counter of labels, for every module of the tree, without zeros."""
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.value:
                 for name in self.of_scope(entry.scope, ancestors):
@@ -86,9 +86,9 @@ class Counts:
         return table
 
     def by_phase(self) -> dict[str, Counter[str]]:
-        """Return phase → Counter of labels over the whole model, zeros left out.
+        """Return phase → Counter of labels over the whole model, without zeros.
 
-        The phases are "forward" (all that is none of the others), "recompute", "backward" and "optimizer".
+        The phases are "forward" (everything else), "recompute", "backward" and "optimizer".
         """
         table: dict[str, Counter[str]] = {}
         for entry in self.entries:
@@ -97,7 +97,7 @@ class Counts:
         return table
 
     def by_parameter_group(self) -> dict[str, Counter[str]]:
-        """Return parameter group → Counter of labels, of the optimizers' steps, zeros left out."""
+        """Return parameter group → Counter of labels, of the optimizers' steps, without zeros."""
         table: dict[str, Counter[str]] = {}
         for entry in self.entries:
             if entry.value and entry.group:
@@ -105,7 +105,7 @@ class Counts:
         return table
 
     def by_dtype(self) -> Counter[str]:
-        """Return dtype → value over the whole model, zeros left out."""
+        """Return dtype → value over the whole model, without zeros."""
         sums: Counter[str] = Counter()
         for entry in self.entries:
             if entry.value:
@@ -113,8 +113,8 @@ class Counts:
         return sums
 
     def by_module_and_phase(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
-        """Return module name → Counter of phases, for every module of the tree, zeros left out."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        """Return module name → Counter of phases, for every module of the tree, without zeros."""
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.value:
                 for name in self.of_scope(entry.scope, ancestors):
@@ -122,8 +122,8 @@ class Counts:
         return table
 
     def calls_by_module(self, ancestors: str = "owner", *statuses: Status) -> dict[str, Counter[str]]:
-        """Return module name → Counter of op → calls, of the ops whose status is one of `statuses`."""
-        table: dict[str, Counter[str]] = {place.name: Counter() for place in self.modules.modules()}
+        """Return module name → Counter of op → calls, for the ops of the given statuses."""
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
         for entry in self.entries:
             if entry.status in statuses and entry.calls:
                 for name in self.of_scope(entry.scope, ancestors):
@@ -151,7 +151,7 @@ class Counts:
         return ledger
 
     def unknown_elements(self) -> Counter[str]:
-        """Return op → output elements of all calls, for the ops that no row knows."""
+        """Return op → output elements of all calls, for the unsupported ops."""
         elements: Counter[str] = Counter()
         for entry in self.entries:
             if entry.status is Status.UNKNOWN:

@@ -1,4 +1,4 @@
-"""Walk over the ordered events of a Trace, with the region calls that are open at each of them."""
+"""Iterate over the ordered events of a Trace with the stack of open region calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from fvflops.trace.trace import Trace
 
 
 class RegionCall:
-    """One call of a region: its index among the trace's regions, the event that begins it, and the call around it.
+    """One call of a region: the region's index, the event that begins the call, and the enclosing call.
 
-    `depth` is the number of calls around it on its thread. Two calls are never equal, so that a walk can keep what it
-    knows of each in a dictionary.
+    `depth` is the number of enclosing calls on its thread. Compared by identity, so that it can be a dictionary key.
     """
 
     __slots__ = ("begin", "depth", "parent", "region")
@@ -25,7 +24,7 @@ class RegionCall:
         self.depth: int = 0 if parent is None else parent.depth + 1
 
     def around(self) -> Iterator[RegionCall]:
-        """Yield the calls around it, innermost first."""
+        """Yield the enclosing calls, innermost first."""
         call = self.parent
         while call is not None:
             yield call
@@ -33,11 +32,11 @@ class RegionCall:
 
 
 class Visit(NamedTuple):
-    """An event where it happened: `call` is the region call that it begins or ends, of an op the innermost around it.
+    """An event and its `call`: the region call that it begins or ends, or the innermost one around an op.
 
-    `kind` is "enter", "exit", "op" or "free", or "unfinished" for a region that was left without an exit, because the
-    recording ended or was paused; `event` then is the one that began it. `position` is the index of the event among
-    the trace's, of an unfinished region that of the event before which it was left.
+    `kind` is "enter", "exit", "op" or "free", or "unfinished" for a region without an exit, because the recording
+    ended or was paused; `event` then is the one that began it. `position` is the index of the event in the trace, for
+    an unfinished region the index of the event before which it ends.
     """
 
     kind: str
@@ -47,9 +46,9 @@ class Visit(NamedTuple):
 
 
 def walk_events(trace: Trace) -> Iterator[Visit]:
-    """Yield the events of a Trace in order, none where it keeps no order; threads nest each by itself.
+    """Yield the events of a Trace in order, none where it has no ordered events; each thread has a stack of its own.
 
-    Every region call that is entered is left once, innermost first: by its "exit", or as "unfinished". An exit without
+    Every region call that is entered ends once, innermost first: by its "exit", or as "unfinished". An exit without
     an enter, of a region that was entered while the recording was paused, is visited as both.
 
     >>> import torch

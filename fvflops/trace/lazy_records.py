@@ -1,4 +1,4 @@
-"""Rows: a long sequence of records that are made only when somebody looks at them."""
+"""A sequence of records that are constructed on access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
-    """A sequence of records kept as plain tuples; each tuple holds the first fields of a record, the rest are defaults.
+    """A sequence of records stored as plain tuples of their first fields; the remaining fields are defaults.
 
     >>> from fvflops.trace import Event
     >>> events = LazyRecords(Event, [("op", 3), ("free", 0)])
@@ -49,4 +49,4 @@ class LazyRecords(Sequence[T], Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Rows({getattr(self._make, '__name__', self._make)} × {len(self)})"
+        return f"LazyRecords({getattr(self._make, '__name__', self._make)} × {len(self)})"

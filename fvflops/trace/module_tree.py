@@ -1,4 +1,4 @@
-"""The module tree: the names, classes and parameters of a model, without the model."""
+"""Module tree of a model as plain data: names, classes, parameters and buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """One parameter or buffer as a module holds it.
+    """One parameter or buffer under one of its names.
 
     `name` is the full dotted name, `identity` is equal for two names of one tensor (tied weights).
     """
@@ -26,12 +26,12 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """One place in the module tree.
+    """One path in the module tree.
 
-    `name` is the dotted path to this place, `canonical` the first path at which the same module object stands;
-    they differ for a shared module. `class_name` is what `repr` prints; `classes` are the qualified names of the
-    classes whose `forward` this module runs, its own first. `attributes` are its public ints, floats, bools and
-    strings. `children` are (attribute, dotted path) pairs; a child that is None has the path None.
+    `name` is the dotted path, `canonical` the first path of the same module object; they differ for a shared module.
+    `class_name` is what `repr` prints; `classes` are the qualified names of the classes whose `forward` this module
+    runs, most derived first. `attributes` are its public ints, floats, bools and strings. `children` are (attribute,
+    dotted path) pairs; a child that is None has the path None.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ModuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """Every place in a model, root first, a parent before its children, shared modules at each of their places.
+    """All module paths of a model, root first, parents before children, a shared module under each of its paths.
 
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net"), "fc": ModuleInfo("fc", "fc", "Linear")})
     >>> tree.canonical("fc")
@@ -59,15 +59,15 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleInfo:
-        """The place named ''."""
+        """The root module, named ''."""
         return self.places[""]
 
     def modules(self) -> Iterator[ModuleInfo]:
-        """Yield each module once, at its canonical place, in tree order."""
-        return (place for place in self.places.values() if place.name == place.canonical)
+        """Yield each module once, under its canonical name, in tree order."""
+        return (module for module in self.places.values() if module.name == module.canonical)
 
     def including(self, outsiders: Iterable[str]) -> ModuleTree:
-        """Return a tree that has places under its root for owners of work that are no modules, such as "<name>"."""
+        """Return a tree with added children of the root for owners of ops that are no modules, such as "<name>"."""
         new = [name for name in outsiders if name not in self.places]
         root = replace(self.root, children=(*self.root.children, *((name, name) for name in new)))
         places = {name: ModuleInfo(name, name, "", has_forward=False) for name in new}
@@ -78,20 +78,20 @@ class ModuleTree:
         return tuple(name for name in self.places if name.startswith("<"))
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of a module; a name that is not in the tree raises KeyError naming the nearest."""
+        """Return the canonical name of a module; an unknown name raises KeyError with the closest match."""
         if not isinstance(name, str):
-            raise TypeError(f"a module is named by a string such as 'layer1.0', not by {name!r}")
+            raise TypeError(f"a module name is a string such as 'layer1.0', not {name!r}")
         if name in self.places:
             return self.places[name].canonical
         raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.places, cutoff=0)!r}")
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
-        return _once(parameter for place in self.modules() for parameter in place.parameters)
+        return _once(parameter for module in self.modules() for parameter in module.parameters)
 
     def buffers(self) -> Iterator[ParameterInfo]:
         """Yield each buffer once, under its first name, in the order of `Module.named_buffers`."""
-        return _once(buffer for place in self.modules() for buffer in place.buffers)
+        return _once(buffer for module in self.modules() for buffer in module.buffers)
 
     def count_parameters(self) -> defaultdict[str, int]:
         """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
@@ -107,18 +107,18 @@ class ModuleTree:
         """Return the tree as plain JSON types."""
         return [
             {
-                "name": place.name,
-                "canonical": place.canonical,
-                "class_name": place.class_name,
-                "classes": list(place.classes),
-                "extra_repr": place.extra_repr,
-                "has_forward": place.has_forward,
-                "parameters": [_encode_parameter(parameter) for parameter in place.parameters],
-                "buffers": [_encode_parameter(buffer) for buffer in place.buffers],
-                "attributes": {key: encode_value(value) for key, value in place.attributes.items()},
-                "children": [list(child) for child in place.children],
+                "name": module.name,
+                "canonical": module.canonical,
+                "class_name": module.class_name,
+                "classes": list(module.classes),
+                "extra_repr": module.extra_repr,
+                "has_forward": module.has_forward,
+                "parameters": [_encode_parameter(parameter) for parameter in module.parameters],
+                "buffers": [_encode_parameter(buffer) for buffer in module.buffers],
+                "attributes": {key: encode_value(value) for key, value in module.attributes.items()},
+                "children": [list(child) for child in module.children],
             }
-            for place in self.places.values()
+            for module in self.places.values()
         ]
 
     @staticmethod
@@ -144,7 +144,7 @@ class ModuleTree:
 
 
 def modules_above(name: str) -> list[str]:
-    """Return the names above a dotted name, the root's first.
+    """Return the ancestors of a dotted name, root first.
 
     >>> modules_above("layer.0.weight"), modules_above("fc"), modules_above("")
     (['', 'layer', 'layer.0'], [''], [])
@@ -154,7 +154,7 @@ def modules_above(name: str) -> list[str]:
 
 
 def innermost(scope: tuple[str, ...]) -> str:
-    """Return the innermost module of a scope, which are the names of the modules that a call ran under, root first.
+    """Return the innermost module of a scope: the names of the modules around a call, root first.
 
     >>> innermost(("", "layer", "layer.0")), innermost(())
     ('layer.0', '')
@@ -163,7 +163,7 @@ def innermost(scope: tuple[str, ...]) -> str:
 
 
 def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
-    """Return name → the sum of a measure of tensors, for each of these and for all modules above it, "" the model.
+    """Return name → sum of `measure` over tensors, for each tensor and each of its ancestor modules, "" the model.
 
     >>> weights = [ParameterInfo(f"fc.{name}", TensorSpec((2, 3)), 0, True) for name in ("one", "two")]
     >>> dict(add_up(weights, lambda weight: weight.spec.numel))

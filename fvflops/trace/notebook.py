@@ -1,4 +1,4 @@
-"""The notebook: a small HTML table, as `_repr_html_` returns it, with names as text and no script."""
+"""Small HTML tables for `_repr_html_`, with escaped names and without scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 80
 def write_notebook_table(
     caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", names: int = 1
 ) -> str:
-    """Return a table whose first `names` columns are names, and the others figures.
+    """Return an HTML table whose first `names` columns are text and the others right-aligned numbers.
 
     >>> print(write_notebook_table("Net", ["Module", "FLOPs"], [["a<b", "12"]]))
     <table><caption style="text-align:left;caption-side:top"><bdi>Net</bdi></caption><thead><tr>\
@@ -39,7 +39,7 @@ def write_notebook_table(
 
 
 def _isolate(text: str) -> str:
-    """Return text that reads as itself and does not turn what is around it, cut where it is very long."""
+    """Return escaped text, truncated, isolated so that its writing direction does not affect the text around it."""
     shown = printable(text)
     if len(shown) <= 2 * _LONGEST:
         return f"<bdi>{escape(shown)}</bdi>"

@@ -1,4 +1,4 @@
-"""The group: the ranks among which a collective communicates."""
+"""Process group of a collective, as plain data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _KIND = "process_group"
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupSpec:
-    """A process group as one of its ranks sees it.
+    """A process group from the perspective of one of its ranks.
 
-    `name` is torch's name for it, which differs from rank to rank; `axis` is the mesh's name for the dimension that it
-    lies along, or "". Its ranks are `first`, `first + step` and so on, `size` of them; `step` is None where they are
-    not spaced evenly, and 0 where there is but one.
+    `name` is torch's name for it, which differs from rank to rank; `axis` is the name of its device mesh dimension, or
+    "". Its `size` ranks are `first`, `first + step` and so on; `step` is None where they are not evenly spaced, and 0
+    for a single rank.
 
     >>> ProcessGroupSpec.of(ProcessGroupSpec("5", 8, "tp", 0, 1).symbol()).size
     8
@@ -29,12 +29,12 @@ class ProcessGroupSpec:
     step: int | None = None
 
     def symbol(self) -> Symbol:
-        """Return the value that stands for the group among an op's arguments."""
+        """Return the value that represents the group among an op's arguments."""
         return Symbol(_KIND, json.dumps([self.name, self.size, self.axis, self.first, self.step]))
 
     @staticmethod
     def of(value: Value) -> ProcessGroupSpec | None:
-        """Return the group that a value stands for, or None for any other value."""
+        """Return the group that a value represents, or None for any other value."""
         if not isinstance(value, Symbol) or value.kind != _KIND:
             return None
         return ProcessGroupSpec(*json.loads(value.name))

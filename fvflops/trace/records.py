@@ -1,4 +1,4 @@
-"""The records that a Trace consists of: events, regions, storages, and its columns."""
+"""Records that a Trace consists of: events, regions, storages, and its columns."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 
-# In the order in which a training step has them; "forward" is all that is none of the others.
+# In the order of a training step; "forward" is everything that belongs to no other phase.
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read, or cannot answer what it is asked."""
+    """A trace that cannot be read, or lacks the requested data."""
 
 
 class Event(NamedTuple):
-    """One thing that happened, in order; a column that a recording does not fill keeps its default.
+    """One event of a run, in order; a column that a recording does not fill keeps its default.
 
     `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
     signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
-    the index of the stack it ran under, `thread` is 0 for the thread that started the recording, `reads` and `writes`
-    are indexes of storages. Times are in nanoseconds, memory in bytes. `line` is the index of the line of source that
+    the index of its stack of regions, `thread` is 0 for the thread that started the recording, `reads` and `writes`
+    are indexes of storages. Times are in nanoseconds, memory in bytes. `line` is the index of the source line that
     called an op, where lines were recorded.
     """
 
@@ -45,7 +45,7 @@ class Event(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A "module" or an autograd "function" that can be entered, or a parameter "group" that an optimizer works for.
+    """A "module", a "function" (torch.autograd.Function), or a parameter "group" during an optimizer's step.
 
     `name` is a module's canonical name, a function's class, or the optimizer's class and the group's name or number.
     """
@@ -55,9 +55,9 @@ class Region(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A block of memory; `origin` is where it came from: "parameter", "buffer", "input", "op" or "outside".
+    """A tensor storage; `origin` is "parameter", "buffer", "input", "op" or "outside".
 
-    Of what existed before the run, and an optimizer held when it made a step, it is "gradient" or "optimizer state".
+    Of a storage that existed before the run and belongs to an optimizer, it is "gradient" or "optimizer state".
     """
 
     nbytes: int
@@ -68,10 +68,10 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopsAt:
-    """The ops and regions that a recording does not look into.
+    """The composite ops and regions that a recording does not decompose.
 
-    With `everything` false these are `names`; with `everything` true all but `names`. A name without an overload stands
-    for all overloads.
+    With `everything` false these are `names`; with `everything` true all but `names`. A name without an overload
+    matches all overloads.
 
     >>> "aten::linear" in StopsAt(frozenset({"aten::linear"}))
     True
@@ -88,7 +88,7 @@ class StopsAt:
         return (name in self.names or packet_of(name) in self.names) != self.everything
 
     def including(self, names: Iterable[str]) -> StopsAt:
-        """Return a set that holds `names` too."""
+        """Return a set that contains `names` too."""
         if self.everything:
             return StopsAt(self.names - frozenset(names), True)
         return StopsAt(self.names | frozenset(names), False)
@@ -96,13 +96,13 @@ class StopsAt:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a Trace says of its run; in its JSON these are the texts of `about`, with others that are only shown.
+    """Metadata of a recorded run; the JSON of a Trace has it as texts in `about`, with others that are only displayed.
 
-    `execution` is "shapes", "real" or "fake", `vocabulary` "core" or "composite". `device` is that which a run by
-    shapes was for, or a profile ran on, and `inputs` the model's, "" where they are not known. `measured` holds "time"
-    and "memory". `assumed` tells, by op, of what data-dependent ops were taken to give, and `upper_bounds` names those
-    whose results were taken to be as large as they can be. A profile made so many `warmup` runs, or `steps` of a
-    schedule; `overhead_ns` was subtracted for the profiling as a whole, and `overhead_ns_per_op` from each op.
+    `execution` is "shapes", "real" or "fake", `vocabulary` "core" or "composite". `device` is the target device of a
+    shape execution or the device of a profile, `inputs` the model's inputs; "" where unknown. `measured` may contain
+    "time" and "memory". `assumed` describes, by op, the assumed results of data-dependent ops, and `upper_bounds` names
+    the ops whose results were assumed to have their maximum size. A profile has the number of `warmup` runs, or of
+    `steps` of a schedule; `overhead_ns` is the subtracted profiling overhead in total, `overhead_ns_per_op` per op.
     """
 
     execution: str = ""
@@ -119,7 +119,7 @@ class RunInfo:
 
     @classmethod
     def read(cls, about: Mapping[str, str]) -> RunInfo:
-        """Return what texts say; a number that is none is 0.
+        """Parse the texts of `about`; an invalid number is read as 0.
 
         >>> RunInfo.read({"measured": "time, memory", "warmup": "2"}).measured == {"time", "memory"}
         True
@@ -149,7 +149,7 @@ def _number(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """What of a Trace is saved as JSON; `Trace` says what each column holds."""
+    """The columns of a Trace that are saved as JSON, documented in `Trace`."""
 
     modules: ModuleTree
     regions: tuple[Region, ...]

@@ -1,4 +1,4 @@
-"""The signature of a call: the op or region, and all that its cost can depend on."""
+"""Signature of a call: the op or region, and everything that its cost can depend on."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from functools import lru_cache
 
 from fvflops.trace.spec import Value
 
-# What no dispatch mode sees is named after a class or a function, whose name may have dots.
+# Calls that bypass the dispatcher are named after a class or a function, whose name may have dots.
 _NAMES_WITH_DOTS = ("prim::PythonOp.", "unseen::", "triton::")
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One way in which an op was called: its name, its arguments in schema order, its results.
+    """A distinct op call: its name, its arguments in schema order, its results.
 
     `op` is the full name (`aten::add.Tensor`), `names` the schema's argument names, `inputs` one value for each of
-    them with defaults filled in, `outputs` one value for each result. `schema` is the text that errors replay.
-    `source` is the line of source that called what no dispatch mode sees, "" elsewhere.
+    them with defaults filled in, `outputs` one value for each result. `schema` is the schema's text, which errors
+    quote. `source` is the source line of a call that bypasses the dispatcher, "" elsewhere.
 
     >>> Signature("aten::relu", ("self",), (None,), (None,)).packet
     'aten::relu'
@@ -38,9 +38,9 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class RegionSignature:
-    """One way in which a region was called: its index among the trace's regions, what went in and what came out.
+    """A distinct region call: the region's index, its inputs and outputs.
 
-    `inputs` and `outputs` hold the tensors found in the arguments and results, in order, however deep they were nested.
+    `inputs` and `outputs` are the tensors in the arguments and results, flattened in order.
     """
 
     region: int

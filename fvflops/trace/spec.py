@@ -1,4 +1,4 @@
-"""The spec of a value: what a tensor or an argument looked like, without its numbers."""
+"""Plain-data descriptions of tensors and arguments: shape, dtype, device, layout, no elements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ITEM_SIZES = {
     "quint4x2": 1,
     "quint2x4": 1,
 }
-# Two numbers in a byte: what parameters of bitsandbytes and of float4_e2m1fn_x2 stand for.
+# Two elements in a byte: 4-bit parameters of bitsandbytes and of float4_e2m1fn_x2.
 _HALF_BYTES = frozenset({"nf4", "fp4", "float4_e2m1fn"})
 
 
@@ -45,10 +45,10 @@ class TensorSpec:
     """The shape, dtype, device and layout of a tensor.
 
     `shape` is in elements; `dtype`, `device` and `layout` are torch's names without the `torch.` in front.
-    `nnz` is the number of stored elements of a sparse tensor and None for every other layout. `values` are numbers in
-    the tensor that an op's cost depends on, where they are known: where packed sequences start, or of the mask of an
-    attention the one number of entries that are not hidden. Of a nested tensor, whose layout is "nested", `shape` has
-    the largest size of each dimension, and `values` are the sizes of each of its parts, one part after the other.
+    `nnz` is the number of stored elements of a sparse tensor and None for every other layout. `values` are integers
+    from a tensor's data that an op's cost depends on, where known: the offsets of packed sequences, or the number of
+    unmasked entries of an attention mask. A nested tensor has the layout "nested", as `shape` the largest size of each
+    dimension, and as `values` the sizes of its parts, one part after the other.
 
     >>> TensorSpec((2, 3), "float32").numel
     6
@@ -63,7 +63,7 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """The number of elements, 1 for a scalar tensor; of a nested tensor those of its parts, without padding."""
+        """Number of elements, 1 for a scalar tensor; of a nested tensor without padding."""
         if self.layout == "nested" and self.values is not None:
             return sum(part.numel for part in self.parts())
         return math.prod(self.shape)
@@ -75,7 +75,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements; a dtype that this page does not know raises KeyError."""
+        """Bytes of the elements; an unknown dtype raises KeyError."""
         if self.dtype in _HALF_BYTES:
             return -(-self.numel // 2)
         return self.numel * _ITEM_SIZES[self.dtype]
@@ -91,7 +91,7 @@ class TensorSpec:
         return self.dtype.startswith(("float", "bfloat"))
 
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Return the parts of a nested tensor, each as a batch of one; of every other tensor ().
+        """Return the parts of a nested tensor, each as a batch of one; () for any other tensor.
 
         >>> [part.shape for part in TensorSpec((2, 3, 4), layout="nested", values=(3, 4, 1, 4)).parts()]
         [(1, 3, 4), (1, 1, 4)]
@@ -122,7 +122,7 @@ Value: TypeAlias = Union[TensorSpec, Symbol, bool, int, float, complex, str, tup
 
 
 def tensors_in(value: Value) -> Iterator[TensorSpec]:
-    """Yield the tensor specs in a value, in order, however deep they are nested.
+    """Yield the tensor specs in a value, however deeply nested, in order.
 
     >>> [spec.shape for spec in tensors_in((TensorSpec((1,)), (TensorSpec((2,)), 3)))]
     [(1,), (2,)]
@@ -186,4 +186,4 @@ def decode_value(record: Any) -> Value:
         return float(record["float"])
     if "complex" in record:
         return complex(record["complex"])
-    raise ValueError(f"a value of a trace is written in a form that this version does not know: {record}")
+    raise ValueError(f"a value of a trace has an unknown form: {record}")

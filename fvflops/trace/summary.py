@@ -1,4 +1,4 @@
-"""The summary: what a report sees, counts by module and by operator beside the module tree."""
+"""Input of a report: counts by module and by operator, with the module tree."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fvflops.trace.module_tree import ModuleTree
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One analysed model, ready to be rendered.
+    """One analysed model, ready for a report.
 
     `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count, headings
     in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
-    name → label → count. `uncalled` maps a heading to the modules in which no op was seen. `ledger` maps a status
-    ("counted", "free", "omitted", "unknown") to op → calls, and `unknown_elements` an unknown op to its output
-    elements, `unknown_places` one to module and line of source → calls. `about` names the model, the table, its
-    multiply_add, the inputs and the versions. `labels` maps a module whose row stands for several, as
-    `fvflops.reports.terminal.collapse` makes them, to what is shown instead of its name.
+    name → label → count. `uncalled` maps a heading to the modules in which no op ran. `ledger` maps a status
+    ("counted", "free", "omitted", "unknown") to op → calls, `unknown_elements` an unsupported op to its output
+    elements, and `unknown_places` one to module and source line → calls. `about` names the model, the table, its
+    multiply_add, the inputs and the versions. `labels` maps a module whose row represents several, as made by
+    `fvflops.reports.terminal.collapse`, to the text shown instead of its name.
 
     >>> from fvflops.trace import ModuleInfo
     >>> Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}).columns["flops"][""]
@@ -37,5 +37,5 @@ class Summary:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def label(self, module: str) -> str:
-        """Return what is shown for a module: its name, or what its row stands for."""
+        """Return the text shown for a module: its name, or the label of a collapsed row."""
         return self.labels.get(module, module)

@@ -1,4 +1,4 @@
-"""The timeline: what ran, one thing inside another, each with what it is worth; what traces are exported from."""
+"""Nested calls of a run with time and cost, from which trace files are exported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from fvflops.trace.records import TraceError
 
-# What the width of a thing can stand for. All but time are counted, and can be had without a clock.
+# Units for the width of a span. All but time are counted, and need no timed run.
 WEIGHTS = ("time", "flops", "macs", "bytes", "memory")
 
 
 class Frame(NamedTuple):
-    """A region that others run in: a "module", a "function" or a parameter "group", with a module's class."""
+    """An enclosing region: a "module", a "function" or a parameter "group", with a module's class."""
 
     kind: str
     name: str
@@ -21,12 +21,12 @@ class Frame(NamedTuple):
 
 
 class Callee(NamedTuple):
-    """What was called, equal for all calls that are alike: an "op", or a region of the kind that its frame has.
+    """A distinct call: an "op", or a region of the kind that its frame has.
 
     `name` is the op's full name or the region's; `frame` is a region's frame, None for an op. `inputs` and `outputs`
-    are its tensors, `dtype` that in which it computes. `flops`, `macs` and `nbytes` are what one call comes to by
-    itself, without what runs in it: FLOPs in the table's convention, multiply-adds, bytes read and written; None where
-    that is not known. `status` is what the table says of it, "" of a region that it looks into.
+    are its tensors, `dtype` the compute dtype. `flops`, `macs` and `nbytes` are the cost of one call without its
+    children: FLOPs in the table's convention, multiply-adds, bytes read and written; None where unknown. `status` is
+    the table's, "" for a region that is not counted as a whole.
     """
 
     kind: str
@@ -42,13 +42,13 @@ class Callee(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One call of an item: on which thread of which rank, in how many other spans, and what it is worth.
+    """One call of a callee on one thread of one rank, with its cost.
 
-    `stack` is the stack that it belongs to; a backward op belongs to the module whose forward made it, which does not
-    run at that time. `depth` is how many spans of its thread are open around it. `start` and `duration` are
-    nanoseconds, None where no clock ran. `flops`, `macs`, `nbytes` and `memory` hold what runs in it too; `memory` is
-    bytes that it allocated and kept; `unknown` is the number of ops in it whose FLOPs nobody knows. An op has the
-    bytes that were held before and after it, and where that was measured the most that were held during it.
+    `stack` is its stack of frames; a backward op has that of the module whose forward created it, which is not being
+    called at that time. `depth` is the number of open spans around it on its thread. `start` and `duration` are in
+    nanoseconds, None without a timed run. `flops`, `macs`, `nbytes` and `memory` include children; `memory` is the
+    bytes allocated and not freed; `unknown` is the number of unsupported ops in it. An op has the allocated bytes
+    before and after it, and where measured the peak during it.
     """
 
     callee: int
@@ -71,18 +71,18 @@ class Span(NamedTuple):
 
     @property
     def track(self) -> tuple[int, int]:
-        """The rank and the thread that it ran on."""
+        """Rank and thread of the call."""
         return self.rank or 0, self.thread
 
     def weight(self, name: str) -> int:
-        """Return one of its weights, 0 where it is not known."""
+        """Return one of the WEIGHTS, 0 where unknown."""
         if name == "time":
             return self.duration or 0
         return self.nbytes if name == "bytes" else getattr(self, name)
 
 
 class PlacedSpan(NamedTuple):
-    """A span in its place on an axis: of nanoseconds, or of counted units laid end to end."""
+    """A span with its position on an axis: of nanoseconds, or of counted units laid end to end."""
 
     span: Span
     start: int
@@ -90,7 +90,7 @@ class PlacedSpan(NamedTuple):
 
 
 class SelfSegment(NamedTuple):
-    """A piece of a track in which one span ran by itself, or none did."""
+    """An interval of a track in which one span runs outside of its children, or none runs."""
 
     track: tuple[int, int]
     span: Span | None
@@ -99,12 +99,12 @@ class SelfSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All spans of one trace, each before those inside it and in the order in which they began.
+    """All spans of one trace by start, parents before children.
 
-    `stacks` are tuples of indexes of `frames`, innermost last. `calls` is the aggregated form, (item, stack, phase) →
-    number of calls of ops and of regions that the table counts; `spans` is None where only that was kept. `covered` are
-    the stacks, with their phases, in which FLOPs are counted with a region around them. `weights` are those of WEIGHTS
-    that are known.
+    `stacks` are tuples of indexes of `frames`, innermost last. `calls` is the aggregated form, (callee, stack, phase) →
+    number of calls of ops and of regions that the table counts; `spans` is None where the trace is aggregated.
+    `covered` are the stacks, with their phases, whose FLOPs are counted as part of an enclosing region. `weights` are
+    those of WEIGHTS that are known.
 
     >>> relu = Callee("op", "aten::relu", flops=6)
     >>> timeline = Timeline((Frame("module", "", "Net"),), ((0,),), (relu,), {(0, 0, "forward"): 2},
@@ -124,29 +124,29 @@ class Timeline:
     complete: bool = True
 
     def choose(self, weight: str | None = None) -> str:
-        """Return a weight that is known: the one asked for, else time where a clock ran, else FLOPs.
+        """Return the requested weight; by default time where it was measured, else FLOPs.
 
-        One that is not known raises TraceError, one that does not exist ValueError.
+        One without data raises TraceError, one that does not exist ValueError.
         """
         if weight is None:
             return "time" if "time" in self.weights else "flops"
         if weight not in WEIGHTS:
-            raise ValueError(f"there is no weight {weight!r}: there are {', '.join(WEIGHTS)}")
+            raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
         if weight not in self.weights:
-            raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; known are {', '.join(self.weights)}")
+            raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; available are {', '.join(self.weights)}")
         return weight
 
     def ordered(self) -> Sequence[Span]:
-        """Return the spans; where only the aggregated form was kept it raises TraceError."""
+        """Return the spans; an aggregated trace raises TraceError."""
         if self.spans is None:
             raise TraceError(
-                "this trace keeps how often each op ran, not in which order: "
+                "this trace has the number of calls of each op, not their order: "
                 "record without folding or merging, or export collapsed stacks of counted work"
             )
         return self.spans
 
     def self_cost(self, item: int, stack: int, phase: str, weight: str) -> int:
-        """Return what one call comes to by itself in FLOPs, multiply-adds or bytes, 0 where that is not known."""
+        """Return the cost of one call without its children: FLOPs, multiply-adds or bytes, 0 where unknown."""
         if weight == "bytes":
             return self.callees[item].nbytes or 0
         if (stack, phase) in self.covered:
@@ -154,16 +154,16 @@ class Timeline:
         return (self.callees[item].flops if weight == "flops" else self.callees[item].macs) or 0
 
     def layout(self, weight: str) -> Iterator[PlacedSpan]:
-        """Yield each span in its place; on one track spans lie in or beside each other and never cross.
+        """Yield each span with its position; spans of one track nest or follow each other and never cross.
 
-        For time that is where the clock saw it, cut where it crosses another; a span that was not measured has no
-        width. For the other weights spans lie end to end, and what begins on an idle thread begins where the others of
-        its rank have come to.
+        By time, the position is the measured one, cut where it crosses another span; an unmeasured span has no width.
+        By other weights, spans are laid end to end, and the first span on an idle thread starts at the end of the last
+        op of its rank.
         """
         timed = weight == "time"
         ends: dict[tuple[int, int], list[int]] = {}
         cursors: dict[tuple[int, int], int] = {}
-        reached: dict[int, int] = {}
+        rank_ends: dict[int, int] = {}
         for span in self.ordered():
             track = span.track
             opened = ends.setdefault(track, [])
@@ -171,7 +171,7 @@ class Timeline:
             while len(opened) > span.depth:
                 cursor = max(cursor, opened.pop())
             if not (opened or timed):
-                cursor = max(cursor, reached.get(track[0], 0))
+                cursor = max(cursor, rank_ends.get(track[0], 0))
             start = cursor if span.start is None or not timed else max(cursor, span.start)
             end = start + span.weight(weight)
             if timed and span.start is not None:
@@ -181,13 +181,13 @@ class Timeline:
             opened.append(end)
             cursors[track] = start
             if self.callees[span.callee].frame is None:
-                reached[track[0]] = max(end, reached.get(track[0], 0))
+                rank_ends[track[0]] = max(end, rank_ends.get(track[0], 0))
             yield PlacedSpan(span, start, end)
 
     def self_segments(self, weight: str) -> Iterator[SelfSegment]:
-        """Yield what each span is worth by itself, in the order of each track, empty pieces left out.
+        """Yield the intervals of each span outside of its children, in the order of each track, without empty ones.
 
-        The pieces of all spans add up to the whole. A region has several pieces of time, between what runs in it.
+        The intervals of all spans add up to the whole. A region has several, between its children.
         """
         opened: dict[tuple[int, int], list[PlacedSpan]] = {}
         cursors: dict[tuple[int, int], int] = {}
@@ -204,11 +204,11 @@ class Timeline:
 
 
 _MISSING = {
-    "time": "no clock ran: record with measure={'time'}",
-    "flops": "no table was asked",
-    "macs": "no table was asked",
-    "bytes": "nobody was asked how many bytes an op moves: build the timeline with a traffic_model",
-    "memory": "the trace keeps no storages: record without folding or merging, or with measure={'memory'}",
+    "time": "the run was not timed: record with measure={'time'}",
+    "flops": "there is no formula table",
+    "macs": "there is no formula table",
+    "bytes": "memory traffic was not counted: build the timeline with a traffic_model",
+    "memory": "the trace has no storages: record without folding or merging, or with measure={'memory'}",
 }
 
 

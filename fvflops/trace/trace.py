@@ -1,4 +1,4 @@
-"""The Trace of a run: what ran, in order, where and on what shapes; what recording hands to counting."""
+"""Trace of a run: its op calls in order, with modules, phases and shapes; output of recording, input of counting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Trace(TraceColumns):
-    """What one run of a model did: plain data, no tensors.
+    """One run of a model as plain data, without tensors.
 
     `stacks` are tuples of indexes of `regions`, innermost last; stack 0 is the root. `calls` is the aggregated form,
     (signature, stack, phase) → number of calls, and `region_calls` the same for regions that returned; `events` is the
-    ordered form, or None where only the aggregated form was kept. `decomposed` are the composite ops that were looked
-    into and `active` the stacks in which any op was seen. `about` names versions, vocabulary and execution; `complete`
-    is False where the run raised. `lines` are lines of source, such as "net.py:12", where they were recorded. Merged
-    traces share one module tree.
+    ordered form, None in an aggregated trace. `decomposed` are the composite ops that were recorded as the ops inside
+    them, `active` the stacks in which any op ran. `about` has versions and metadata (see `info`); `complete` is False
+    where the run raised. `lines` are source lines, such as "net.py:12", where they were recorded. Merged traces share
+    one module tree.
 
     >>> from fvflops import record_call
     >>> import torch
@@ -43,11 +43,11 @@ class Trace(TraceColumns):
 
     @property
     def info(self) -> RunInfo:
-        """What is known of the run, of the texts of `about` those that mean more than their words."""
+        """Metadata of the run, parsed from `about`."""
         return RunInfo.read(self.about)
 
     def scope_of(self, stack: int) -> tuple[str, ...]:
-        """Return the names of the modules in a stack, root first; its last is the owner of what ran there."""
+        """Return the names of the modules in a stack, root first; the last one owns the ops of that stack."""
         regions = self.regions
         return tuple([regions[index].name for index in self.stacks[stack] if regions[index].kind == "module"])
 
@@ -74,7 +74,7 @@ class Trace(TraceColumns):
         return replace(self, events=None, storages=(), lines=())
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of the trace: how often each op ran in each phase, those that ran most."""
+        """Return an HTML table of the most frequent ops: calls by phase."""
         calls: Counter[str] = Counter()
         by_phase: Counter[tuple[str, str]] = Counter()
         for (index, _, phase), count in self.calls.items():
@@ -84,22 +84,22 @@ class Trace(TraceColumns):
         phases = [phase for phase in PHASES if any(phase == other for _, _, other in self.calls)]
         rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_ROWS)]
         left = f"{_ROWS} of {len(calls):,} ops; " if len(calls) > _ROWS else ""
-        broken = "" if self.complete else "; the run raised, this is what ran before"
+        broken = "" if self.complete else "; incomplete, the run raised"
         note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.places):,} modules{broken}"
         return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
 
     def to_json(self) -> str:
-        """Return the trace as JSON text, which `Trace.from_json` reads; events are written by column."""
+        """Return the trace as JSON text, which `Trace.from_json` reads; events are in columnar form."""
         return codec.encode(self)
 
     @staticmethod
     def from_json(text: str) -> Trace:
-        """Return the trace that `to_json` wrote; text that is no trace, is cut short or newer raises TraceError."""
+        """Return the trace that `to_json` wrote; invalid, truncated or newer text raises TraceError."""
         return codec.decode(text, Trace)
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
-        """Return the aggregated trace of several runs of one model; two different module trees raise TraceError."""
+        """Return the aggregated trace of several runs of one model; different module trees raise TraceError."""
         parts = list(traces)
         if not parts:
             raise TraceError("merging needs at least one trace")
@@ -115,12 +115,12 @@ class Trace(TraceColumns):
         region_calls: _Calls = Counter()
         active: set[int] = set()
         for part in parts:
-            region_at = _number(part.regions, regions)
-            stack_at = _number((tuple(region_at[index] for index in stack) for stack in part.stacks), stacks)
-            region_ends = (replace(item, region=region_at[item.region]) for item in part.region_signatures)
-            _add_calls(part.calls, calls, _number(part.signatures, signatures), stack_at)
-            _add_calls(part.region_calls, region_calls, _number(region_ends, region_signatures), stack_at)
-            active.update(stack_at[stack] for stack in part.active)
+            region_indexes = _intern(part.regions, regions)
+            stack_indexes = _intern((tuple(region_indexes[index] for index in stack) for stack in part.stacks), stacks)
+            region_ends = (replace(item, region=region_indexes[item.region]) for item in part.region_signatures)
+            _add_calls(part.calls, calls, _intern(part.signatures, signatures), stack_indexes)
+            _add_calls(part.region_calls, region_calls, _intern(region_ends, region_signatures), stack_indexes)
+            active.update(stack_indexes[stack] for stack in part.active)
         outsiders = [name for part in parts for name in part.modules.outsiders()]
         return Trace(
             modules=first.modules.including(dict.fromkeys(outsiders)),
@@ -138,41 +138,41 @@ class Trace(TraceColumns):
         )
 
 
-def _number(items: Iterable[T], numbers: dict[T, int]) -> list[int]:
-    """Return the numbers of items, and give the next numbers to those that have none."""
-    return [numbers.setdefault(item, len(numbers)) for item in items]
+def _intern(items: Iterable[T], indexes: dict[T, int]) -> list[int]:
+    """Return the index of each item, assigning the next free index to new ones."""
+    return [indexes.setdefault(item, len(indexes)) for item in items]
 
 
 def _add_calls(
-    calls: Mapping[tuple[int, int, str], int], sums: _Calls, item_at: list[int], stack_at: list[int]
+    calls: Mapping[tuple[int, int, str], int], sums: _Calls, item_indexes: list[int], stack_indexes: list[int]
 ) -> None:
     for (item, stack, phase), count in calls.items():
-        sums[item_at[item], stack_at[stack], phase] += count
+        sums[item_indexes[item], stack_indexes[stack], phase] += count
 
 
 def _classes(trace: Trace) -> dict[str, str]:
     outsiders = trace.modules.outsiders()
-    return {name: place.class_name for name, place in trace.modules.places.items() if name not in outsiders}
+    return {name: module.class_name for name, module in trace.modules.places.items() if name not in outsiders}
 
 
 def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
-    """Return a phase that was recorded; one that was not raises TraceError, one that does not exist ValueError.
+    """Return `phase` if it was recorded; else raise TraceError, or ValueError where no such phase exists.
 
     >>> check_phase("backward", ("forward",))
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: no backward pass was run, so there is nothing to tell of it: give a loss; \
+    fvflops.trace.records.TraceError: no backward pass was recorded: give a loss; \
 recorded was forward
     """
     if phase in recorded:
         return phase
     if phase not in PHASES:
-        raise ValueError(f"there is no phase {phase!r}: phases are {', '.join(PHASES)}")
+        raise ValueError(f"unknown phase {phase!r}: phases are {', '.join(PHASES)}")
     raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
 
 
 _NOT_RUN = {
-    "forward": "no forward pass was run, so there is nothing to tell of it",
-    "recompute": "nothing was run again in a backward pass, so there is nothing to tell of that",
-    "backward": "no backward pass was run, so there is nothing to tell of it: give a loss",
-    "optimizer": "no optimizer made a step, so there is nothing to tell of it: record a loop with fvflops.record",
+    "forward": "no forward pass was recorded",
+    "recompute": "no recomputation in a backward pass was recorded",
+    "backward": "no backward pass was recorded: give a loss",
+    "optimizer": "no optimizer step was recorded: record a loop with fvflops.record",
 }

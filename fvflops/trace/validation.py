@@ -1,4 +1,4 @@
-"""Check a Trace that was read: every field is of its type, and what an index names is there."""
+"""Validate a decoded Trace: types of all fields, ranges of all indexes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fvflops.trace.records import TraceColumns
 from fvflops.trace.spec import Symbol, TensorSpec, Value
 
 _LARGEST = 1 << 63  # what torch counts elements and bytes up to
-_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 def validate(trace: TraceColumns, phases: Collection[str]) -> None:
-    """Raise ValueError, in one line, where a Trace holds what no recording puts there.
+    """Raise ValueError, in one line, where a Trace contains values that no recording produces.
 
-    It takes time in proportion to the length, and looks at columns rather than at single events.
+    Takes linear time; checks whole columns rather than single events.
     """
     _check_modules(trace.modules.places)
     _check_regions(trace)
@@ -42,37 +42,39 @@ def validate(trace: TraceColumns, phases: Collection[str]) -> None:
 
 def _check_modules(places: Any) -> None:
     if "" not in places:
-        raise ValueError("modules lack the root")
-    for name, place in places.items():
-        _check_place(place)
-        if place.canonical not in places:
-            raise ValueError(f"module {_quote(name)} is said to be {_quote(place.canonical)}, which is not there")
+        raise ValueError("there is no root module")
+    for name, module in places.items():
+        _check_module(module)
+        if module.canonical not in places:
+            raise ValueError(
+                f"module {_quote(name)} has the canonical name {_quote(module.canonical)}, which does not exist"
+            )
 
 
-def _check_place(place: ModuleInfo) -> None:
-    where = f"module {_quote(place.name)}"
+def _check_module(module: ModuleInfo) -> None:
+    where = f"module {_quote(module.name)}"
     _check_types(
         where,
         (
-            place.name,
-            place.canonical,
-            place.class_name,
-            place.extra_repr,
-            *place.classes,
+            module.name,
+            module.canonical,
+            module.class_name,
+            module.extra_repr,
+            *module.classes,
         ),
         str,
     )
-    _check_types(where, (place.has_forward,), bool)
-    _check_types(where, (key for key, _ in place.children), str)
-    for key, path in place.children:  # so that no module lies in itself
-        if path is not None and path != (f"{place.name}.{key}" if place.name else key):
+    _check_types(where, (module.has_forward,), bool)
+    _check_types(where, (key for key, _ in module.children), str)
+    for key, path in module.children:  # so that no module contains itself
+        if path is not None and path != (f"{module.name}.{key}" if module.name else key):
             raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
-    for parameter in (*place.parameters, *place.buffers):
+    for parameter in (*module.parameters, *module.buffers):
         _check_types(where, (parameter.name,), str)
         _check_types(where, (parameter.identity,), int)
         _check_types(where, (parameter.trainable,), bool)
         _check_value(where, parameter.spec)
-    for value in place.attributes.values():
+    for value in module.attributes.values():
         _check_value(where, value)
 
 
@@ -85,7 +87,7 @@ def _check_regions(trace: TraceColumns) -> None:
     _check_types("region", (region.name for region in trace.regions), str)
     for region in trace.regions:
         if region.kind == "module" and region.name not in trace.modules.places:
-            raise ValueError(f"region {_quote(region.name)} is no module")
+            raise ValueError(f"region {_quote(region.name)} is not a module")
     _check_indexes(
         "stacks",
         (index for stack in trace.stacks for index in stack),
@@ -119,7 +121,7 @@ def _check_value(where: str, value: Value) -> None:
         _check_types(where, (value.dtype, value.device, value.layout), str)
         _check_types(where, value.values or (), int)
         if math.prod(value.shape) >= _LARGEST:
-            raise ValueError(f"{where} holds a tensor of the shape {_quote(value.shape)}")
+            raise ValueError(f"{where} has a tensor of the invalid shape {_quote(value.shape)}")
     elif isinstance(value, Symbol):
         _check_types(where, (value.kind, value.name), str)
 
@@ -165,7 +167,7 @@ def _check_types(where: str, values: Iterable[Any], *types: type) -> None:
     if not set(map(type, kept)) <= set(types):
         wrong = next(value for value in kept if type(value) not in types)
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-        raise ValueError(f"{where} holds {_quote(wrong)} where {wanted} belongs")
+        raise ValueError(f"{where} has {_quote(wrong)} instead of {wanted}")
 
 
 def _check_choices(where: str, values: Iterable[Any], known: Collection[str]) -> None:
@@ -181,9 +183,9 @@ def _check_indexes(where: str, values: Iterable[Any], end: int) -> None:
     _check_types(where, kept, int)
     if kept and (min(kept) < 0 or max(kept) >= end):
         wrong = min(kept) if min(kept) < 0 else max(kept)
-        raise ValueError(f"{where} is {_quote(wrong)}, and those there are go from 0 to {end - 1}")
+        raise ValueError(f"{where} is {_quote(wrong)}, out of range 0 to {end - 1}")
 
 
 def _quote(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

@@ -19,10 +19,10 @@ __all__ = ["ZOO", "ZooEntry", "build"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """One model of the zoo: how to build it, and what it takes.
+    """One model of the zoo: how to build it, and its inputs.
 
-    `inputs` holds (name, shape, dtype) for each argument of forward, in order, dtype as torch names it.
-    `meta` says that the model is too large for memory, so that `build` puts it on the meta device.
+    `inputs` has (name, shape, dtype) for each argument of forward, in order, dtype as torch names it.
+    With `meta` the model is too large for memory, and `build` puts it on the meta device.
     """
 
     build: Callable[[], nn.Module]
@@ -88,7 +88,7 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
     """Build the model called `name`, with random weights, in training mode as torch builds every module.
 
     Without a `device`, a model too large for memory goes to the meta device and any other to torch's default.
-    Raises ValueError, naming the nearest name, for a name that is not in `ZOO`.
+    Raises ValueError with the closest match for a name that is not in `ZOO`.
 
     >>> next(build("llama3_405b").parameters()).device
     device(type='meta')

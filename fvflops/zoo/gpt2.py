@@ -1,8 +1,8 @@
 """GPT-2, a decoder-only transformer language model.
 
 Published in Radford et al., "Language Models are Unsupervised Multitask Learners" (OpenAI, 2019; its table 2
-calls the smallest 117 M, which OpenAI's repository corrects to 124 M). The `transformer_sizing` notebook of
-nanoGPT gives the cost: 291,648,307,200 flops for a forward pass over 1024 tokens, a multiply-add being two.
+states 117M for the smallest, which OpenAI's repository corrects to 124M). The `transformer_sizing` notebook of
+nanoGPT gives the cost: 291,648,307,200 FLOPs for a forward pass over 1024 tokens, with two per multiply-add.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Config:
-    """The sizes of a GPT-2; the defaults are the 124 M one's."""
+    """Sizes of a GPT-2; the defaults are those of the 124M model."""
 
     vocab_size: int = 50257
     positions: int = 1024
@@ -83,8 +83,8 @@ class GPT2(nn.Module):
     """GPT-2 124M: 124,439,808 parameters, 145,824,153,600 multiply-adds on 1024 tokens.
 
     Of these 19,327,352,832 are the two products of attention, without a discount for the causal half.
-    The head shares the embedding's weight. Parameters are named as in transformers, less its `transformer.`.
-    Takes token ids (b, n), gives logits (b, n, vocab_size); raises ValueError for more tokens than positions.
+    The head shares the embedding's weight. Parameters are named as in transformers, without the prefix `transformer.`.
+    Takes token ids (b, n), returns logits (b, n, vocab_size); raises ValueError for more tokens than positions.
 
     >>> with torch.device("meta"):
     ...     model = GPT2()
@@ -115,7 +115,7 @@ class GPT2(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw a layer's weights as published: normal with deviation 0.02, biases zero."""
+    """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -2,7 +2,7 @@
 
 Published in LeCun, Bottou, Bengio and Haffner, "Gradient-based learning applied to document recognition"
 (Proceedings of the IEEE, 1998), with about 60,000 parameters. This is the form in use today: its second
-convolution sees all six channels, its pooling has no weights, its last layer is linear.
+convolution has all six input channels, its pooling has no weights, its last layer is linear.
 """
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 class LeNet5(nn.Module):
-    """LeNet-5: 61,706 parameters, 416,520 multiply-adds an image.
+    """LeNet-5: 61,706 parameters, 416,520 multiply-adds per image.
 
-    Takes images (b, 1, 28, 28), gives logits (b, classes).
+    Takes images (b, 1, 28, 28), returns logits (b, classes).
 
     >>> with torch.device("meta"):
     ...     model = LeNet5()

@@ -1,9 +1,9 @@
-"""Llama, a decoder-only transformer language model with rotary positions and grouped queries.
+"""Llama, a decoder-only transformer language model with rotary position embeddings and grouped-query attention.
 
 Published in Touvron et al., "Llama 2" (arXiv:2307.09288), and Grattafiori et al., "The Llama 3 Herd of
-Models" (arXiv:2407.21783: sizes in table 3; section 1 states 3.8e25 flops for training the 405B on 15.6 T
-tokens, which is six times parameters times tokens). Llama 3.1 rescales the rotary frequencies for its 128 K
-context: that changes numbers and no cost, and is left out.
+Models" (arXiv:2407.21783: sizes in table 3; section 1 states 3.8e25 FLOPs for training the 405B on 15.6T
+tokens, which is six times parameters times tokens). Llama 3.1 rescales the rotary frequencies for its 128K
+context: that does not change the cost, and is not implemented.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The sizes of a Llama; `heads` are those of the queries, `kv_heads` those of keys and values."""
+    """Sizes of a Llama; `heads` are those of the queries, `kv_heads` those of keys and values."""
 
     vocab_size: int
     hidden_size: int
@@ -75,7 +75,7 @@ CONFIGS = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: (b, n, hidden) to (b, n, hidden)."""
+    """Causal grouped-query self-attention: (b, n, hidden) to (b, n, hidden)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """A Llama of any size.
 
-    Parameters of the released checkpoints, and multiply-adds a token in the linears. Attention adds
+    Parameters of the released checkpoints, and multiply-adds per token in the linear layers. Attention adds
     2 * layers * hidden_size for each of the n positions, without a discount for the causal half.
 
         Llama-2-7B          6,738,415,616      6,607,077,376
@@ -136,8 +136,8 @@ class Llama(nn.Module):
         Llama-3-70B        70,553,706,496     69,501,714,432
         Llama-3.1-405B    405,853,388,800    403,747,897,344
 
-    Takes token ids (b, n), gives logits (b, n, vocab_size). Parameters are named as in transformers, less its
-    leading `model.`.
+    Takes token ids (b, n), returns logits (b, n, vocab_size). Parameters are named as in transformers, without the
+    prefix `model.`.
 
     >>> with torch.device("meta"):
     ...     model = Llama(CONFIGS["llama2_7b"])
@@ -167,7 +167,7 @@ class Llama(nn.Module):
 def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the cosines and sines of the rotary angles, each (n, head_size), dtype and device as `like`.
 
-    The angles themselves are float32: bfloat16 cannot tell position 257 from 256.
+    The angles are computed in float32: bfloat16 cannot distinguish position 257 from 256.
     """
     powers = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=like.device) / config.head_size
     positions = torch.arange(n, dtype=torch.float32, device=like.device)
@@ -176,12 +176,12 @@ def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor) -> tuple[Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_size/2) of x (b, heads, n, head_size) by its position's angle."""
+    """Rotate each pair (i, i + head_size/2) of x (b, heads, n, head_size) by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw a layer's weights: normal with deviation 0.02."""
+    """Initialise a layer's weights: normal with standard deviation 0.02."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

@@ -1,20 +1,20 @@
 """ResNet-50, a residual convolutional network for images.
 
-Published in He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385, table 1: 3.8 G
-multiply-adds). This is version 1.5, which most people quote: the 3x3 convolution has the stride, and the cost
-is 4.09 G. Names and shapes of the parameters are torchvision's, so its checkpoints load.
+Published in He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385, table 1: 3.8 GMACs).
+This is the common version 1.5: the 3x3 convolution has the stride, and the cost is 4.09 GMACs. Names and shapes
+of the parameters are torchvision's, so that its checkpoints can be loaded.
 """
 
 import torch
 from torch import Tensor, nn
 
-EXPANSION = 4  # of the channels, from the 3x3 convolution of a block to its output
+EXPANSION = 4  # output channels of a block / channels of its 3x3 convolution
 
 
 class Bottleneck(nn.Module):
     """A residual block: 1x1 to `width`, 3x3 with the stride, 1x1 to four times `width`, plus the shortcut.
 
-    Takes (b, channels, h, w), gives (b, 4*width, h/stride, w/stride).
+    Takes (b, channels, h, w), returns (b, 4*width, h/stride, w/stride).
     """
 
     def __init__(self, channels: int, width: int, *, stride: int = 1) -> None:
@@ -42,9 +42,9 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 v1.5: 25,557,032 parameters, 4,089,184,256 multiply-adds a 224x224 image.
+    """ResNet-50 v1.5: 25,557,032 parameters, 4,089,184,256 multiply-adds per 224x224 image.
 
-    These are in the convolutions and in `fc`. Takes images (b, 3, h, w), gives logits (b, classes).
+    These are in the convolutions and in `fc`. Takes images (b, 3, h, w), returns logits (b, classes).
 
     >>> with torch.device("meta"):
     ...     model = ResNet50()
@@ -72,6 +72,6 @@ class ResNet50(nn.Module):
 
 
 def build_stage(channels: int, width: int, *, blocks: int, stride: int) -> nn.Sequential:
-    """Chain `blocks` bottlenecks, of which the first takes `channels` and the stride."""
+    """Chain `blocks` bottlenecks; the first has `channels` input channels and the stride."""
     first = Bottleneck(channels, width, stride=stride)
     return nn.Sequential(first, *(Bottleneck(width * EXPANSION, width) for _ in range(blocks - 1)))

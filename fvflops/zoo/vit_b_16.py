@@ -1,8 +1,8 @@
 """ViT-B/16, a vision transformer on 16x16 patches of a 224x224 image.
 
-Published in Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929, table 1: 86 M parameters).
-Built as torchvision's `vit_b_16`, whose page states 86,567,656 parameters and 17.56 G multiply-adds; only the
-attention is written out, with one `qkv` linear. Dropout is left out: its published probability here is 0.
+Published in Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929, table 1: 86M parameters).
+Same as torchvision's `vit_b_16`, whose page states 86,567,656 parameters and 17.56 GMACs, but with the attention
+written out, with one `qkv` linear. There is no dropout: its published probability is 0.
 """
 
 import torch

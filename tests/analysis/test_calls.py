@@ -210,7 +210,7 @@ def test_a_count_that_is_not_known_is_no_number():
 
 
 def test_calls_are_a_view_of_flops_alone():
-    with pytest.raises(ValueError, match="is a view of a FlopCountAnalysis alone"):
+    with pytest.raises(ValueError, match="is a view of FlopCountAnalysis only"):
         ActivationCountAnalysis(Net(), torch.ones(2, 8)).to_dict(by="op")
 
 
@@ -236,7 +236,7 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
         (["--by", "op", "--format", "tree"], "--format tree is by module, not by op"),
         (["--by", "call", "--format", "dot"], "--format dot is by module, not by call"),
         (["--trace", "out.json", "--weight", "time"], "--weight time: nothing is timed here"),
-        (["--trace", "out.json", "--weight", "flop"], "there is no weight 'flop': there are time, flops"),
+        (["--trace", "out.json", "--weight", "flop"], "unknown weight 'flop': it is one of time, flops"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a", "--output", "a"], "--trace a: another file of this run has that path"),
         (["--trace", "/dev/null/out.json"], "/dev/null/out.json"),
@@ -313,7 +313,7 @@ def test_model_explorer_gets_the_same_edges_and_exact_counts(capsys):
     assert [edge["sourceNodeId"] for edge in nodes["14"]["incomingEdges"]] == ["11", "13"]
     assert nodes["14"]["outputsMetadata"][0]["attrs"][0]["value"] == "float32[1, 256, 56, 56]"
     assert {node["namespace"] for node in graph["nodes"]} <= graph["groupNodeAttributes"].keys()
-    with pytest.raises(ValueError, match="there is no graph format 'netron': there are dot, model-explorer"):
+    with pytest.raises(ValueError, match="unknown graph format 'netron': it is one of dot, model-explorer"):
         flops.to_graph("netron")
 
 
@@ -337,7 +337,7 @@ def test_recording_lines_changes_no_count():
     plain, located = analyse(), analyse(lines=True)
     assert plain.op_calls() == tuple(call._replace(line="") for call in located.op_calls())
     assert plain.trace().calls == located.trace().calls
-    with pytest.raises(TraceError, match="no lines of source were recorded: make the analysis with lines=True"):
+    with pytest.raises(TraceError, match="no source lines were recorded: create the analysis with lines=True"):
         plain.line_counts()
 
 

@@ -79,11 +79,11 @@ def test_the_first_wait_is_skipped_as_the_profiler_skips_it(skip_first_wait):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"active": 0}, "active is a whole number from 1 on, not 0"),
-        ({"active": 1, "wait": -1}, "wait is a whole number from 0 on, not -1"),
-        ({"active": 1, "repeat": 1.5}, "repeat is a whole number from 0 on, not 1.5"),
-        ({"active": True}, "active is a whole number from 1 on, not True"),
-        ({"active": 1, "skip_first_wait": -2}, "skip_first_wait is a whole number from 0 on, not -2"),
+        ({"active": 0}, "active must be an integer >= 1, not 0"),
+        ({"active": 1, "wait": -1}, "wait must be an integer >= 0, not -1"),
+        ({"active": 1, "repeat": 1.5}, "repeat must be an integer >= 0, not 1.5"),
+        ({"active": True}, "active must be an integer >= 1, not True"),
+        ({"active": 1, "skip_first_wait": -2}, "skip_first_wait must be an integer >= 0, not -2"),
     ],
 )
 def test_a_number_that_makes_no_schedule_is_named(numbers, message):
@@ -144,7 +144,7 @@ def test_a_cycle_that_a_schedule_breaks_off_is_not_ready(loop):
 
 
 def test_what_is_said_of_a_step_must_be_known(loop):
-    with pytest.raises(ValueError, match=r"says 'yes' of step 0: use fvflops.schedule"):
+    with pytest.raises(ValueError, match=r"returned 'yes' for step 0: use fvflops.schedule"):
         fvflops.record(loop.model, schedule=lambda step: "yes").__enter__()
     assert installed() == NOTHING
 
@@ -204,7 +204,7 @@ def test_between_two_steps_a_loop_can_pause_so_that_nothing_is_installed(loop):
     with fvflops.record(loop.model) as run:
         run.pause()
         assert installed() != NOTHING  # a step that has begun is only paused
-        with pytest.raises(TraceError, match=r"no step was recorded to its end: the first goes on, until step\(\)"):
+        with pytest.raises(TraceError, match=r"no complete step was recorded: the first continues until step\(\)"):
             run.per_step()
         for _ in range(3):
             run.resume()
@@ -248,7 +248,7 @@ def test_an_exception_in_an_active_step_leaves_nothing(loop):
     # What the third step did is counted with all, but it is no step.
     assert run.macs() == 3 * 2 * MACS_PER_ROW and not run.trace().complete
     assert run.per_step().steps == len(run.steps) == 2
-    with pytest.raises(RuntimeError, match="call it there"):
+    with pytest.raises(RuntimeError, match="call it inside the with block"):
         run.step()
 
 
@@ -275,7 +275,7 @@ def test_a_schedule_that_never_becomes_active_is_told(loop):
             loop.train()
             run.step()
     for ask in (run.total, run.trace, run.by_phase, run.per_step):
-        with pytest.raises(TraceError, match=r"recorded.*: of 3 steps the schedule made none active"):
+        with pytest.raises(TraceError, match=r"recorded.*: the schedule made none of 3 steps active"):
             ask()
     assert run.steps == ()
 
@@ -288,24 +288,24 @@ def test_a_schedule_that_becomes_active_after_the_last_step_has_recorded_nothing
             loop.train()
             run.step()
     assert calls == []
-    with pytest.raises(TraceError, match="of 2 steps the schedule made none active"):
+    with pytest.raises(TraceError, match="the schedule made none of 2 steps active"):
         run.total()
 
 
 @pytest.mark.parametrize("plan", [None, fvflops.schedule(wait=1, active=1)], ids=["all steps", "a schedule"])
 def test_step_outside_of_the_with_block_is_refused(loop, plan):
     run = fvflops.record(loop.model, schedule=plan)
-    with pytest.raises(RuntimeError, match=r"^step\(\) says that a step inside of the with block is done"):
+    with pytest.raises(RuntimeError, match=r"^step\(\) marks the end of a step"):
         run.step()
     with pytest.raises(TraceError, match="the with block was not entered"):
         run.per_step()
     with run:
         pass
-    with pytest.raises(RuntimeError, match=r"^step\(\) says that a step inside of the with block is done"):
+    with pytest.raises(RuntimeError, match=r"^step\(\) marks the end of a step"):
         run.step()
     run.resume()
     assert installed() == NOTHING
-    with pytest.raises(RuntimeError, match="make another"), run:
+    with pytest.raises(RuntimeError, match="create another"), run:
         pass
 
 
@@ -386,5 +386,8 @@ def test_a_handle_for_what_was_looked_into_is_refused():
         run.step()
     run.set_op_handle("aten::cosine_similarity", lambda call: 1)
     for ask in (run.per_step, run.total):
-        with pytest.raises(TraceError, match="inside aten::cosine_similarity: set handles before the with block"):
+        with pytest.raises(
+            TraceError,
+            match="decomposed aten::cosine_similarity: to count that as a whole, set handles before the with block",
+        ):
             ask()

@@ -419,8 +419,8 @@ def test_merged_traces_add_up():
     [
         (lambda text: text[: len(text) // 2], "not JSON"),
         (lambda text: text.replace('"schema":1', '"schema":99'), "update fvflops"),
-        (lambda text: "{}", "no trace of fvflops"),
-        (lambda text: "[1]", "no trace of fvflops"),
+        (lambda text: "{}", "not a trace of fvflops"),
+        (lambda text: "[1]", "not a trace of fvflops"),
         (lambda text: text.replace('"stacks":', '"stakcs":'), "damaged"),
         (lambda text: text.replace('"length":', '"colour":[],"length":'), "colour"),
     ],

@@ -167,7 +167,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
         (["--deepspeed", "--by", "op"], "--deepspeed is DeepSpeed's own report"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
-        (["--trace", "a.json", "--weight", "watts"], "there is no weight 'watts'"),
+        (["--trace", "a.json", "--weight", "watts"], "unknown weight 'watts'"),
         (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
         (["--output", "nets.py/report.txt"], "nets.py/report.txt cannot be written: "),
         (["--trace", "a.json", "--speedscope", "a.json"], "--speedscope a.json: another file of this run"),
@@ -191,7 +191,7 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["nets.py:build", "--repeat", "0"], "repeat is a whole number from 1 on, not 0"),
+        (["nets.py:build", "--repeat", "0"], "repeat must be an integer >= 1, not 0"),
         (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no numbers"),
         (
             ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],

@@ -95,7 +95,7 @@ def test_a_share_is_read_exactly():
     assert [parse_share(text) for text in ("1%", "0.01", "2.5 %", "0")] == [
         Fraction(1, 100), Fraction(1, 100), Fraction(1, 40), 0,
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="is no share such as 1%"):
+    with pytest.raises(ValueError, match="is not a share such as 1%"):
         parse_share("-1%")
 
 
@@ -137,14 +137,14 @@ MISTAKES = {
     "unknown key of a file": ("modles: {}", 1, "unknown key 'modles': did you mean 'models'?"),
     "unknown figure": ("models:\n  a:\n    flosp: 1", 3, "unknown key 'flosp': did you mean 'flops'?"),
     "unknown key of a limit": ("models:\n  a:\n    flops: {maxi: 1}", 3, "unknown key 'maxi': did you mean 'max'?"),
-    "no number": ("models:\n  a:\n    flops: many", 3, "flops: 'many' is no number such as 25_557_032, 1.2G or 120MiB"),
-    "a number that is not whole": ("models:\n  a:\n    macs: 0.5", 3, "macs: '0.5' is no whole number"),
-    "no share": ("models:\n  a: {flops: 1}\ntolerance: lots", 3, "tolerance: 'lots' is no share"),
+    "no number": ("models:\n  a:\n    flops: many", 3, "flops: 'many' is not a number such as 25_557_032, 1.2G"),
+    "a number that is not whole": ("models:\n  a:\n    macs: 0.5", 3, "macs: '0.5' is not an integer"),
+    "no share": ("models:\n  a: {flops: 1}\ntolerance: lots", 3, "tolerance: 'lots' is not a share"),
     "max and exact": ("models:\n  a:\n\n    macs: {max: 1, exact: 1}", 4, "macs is either max or exact"),
     "no limit": ("models:\n  a:\n    table: exact", 2, "a has no limit: write one of flops, macs"),
     "no models": ("tolerance: 1%", 1, "there are no models"),
     "a list": ("models: [a]", 1, "models is a list, not a mapping"),
-    "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' stands twice, first on line 3"),
+    "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' is defined twice, first on line 3"),
     "no YAML": ("models: ]", 1, "this is not YAML"),
     "an anchor": ("models: &a {}", 1, "has no anchors"),
 }
@@ -467,8 +467,8 @@ def test_the_plugin_fails_what_is_over_its_budget(project):
         ]
     )
     said = result.stdout.str()
-    assert "marked flops_budget, and does not take the fixture" in said
-    assert "marked flops_budget, and gave it no model" in said
+    assert "marked flops_budget without using the fixture" in said
+    assert "marked flops_budget without calling it" in said
     assert "unknown figure 'flosp': did you mean 'flops'?" in said
     assert "OVER BUDGET: test_of_file costs more" in said
 

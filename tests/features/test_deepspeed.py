@@ -317,10 +317,10 @@ def test_an_exception_passes_through_and_ends_the_profile():
     ("text", "message"),
     [
         ("enabeld: true", ":1: unknown key 'enabeld': did you mean 'enabled'?"),
-        ("enabled: true\nprofile_step: soon", ":2: profile_step is a whole number from 0 on, not 'soon'"),
+        ("enabled: true\nprofile_step: soon", ":2: profile_step must be an integer >= 0, not 'soon'"),
         ("flops_profiler: 3", ":1: flops_profiler is the text '3', not a mapping"),
         ("enabled: 1", ":1: enabled is true or false, not 1"),
-        ("top_modules: 0", ":1: top_modules is a whole number from 1 on, not 0"),
+        ("top_modules: 0", ":1: top_modules must be an integer >= 1, not 0"),
     ],
 )
 def test_a_mistake_in_a_configuration_is_told_with_its_line(text, message, tmp_path):
@@ -360,8 +360,8 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path):
         ({"input_shape": 3}, ValueError, "not 3"),
         ({"input_shape": torch.ones(3)}, ValueError, "not a tensor"),
         ({"input_shape": (1,), "mode": "train"}, ValueError, "mode is one of 'forward', 'generate', not 'train'"),
-        ({"input_shape": (1,), "warm_up": -1}, ValueError, "warm_up is a whole number from 0 on, not -1"),
-        ({"input_shape": (1,), "top_modules": 0}, ValueError, "top_modules is a whole number from 1 on, not 0"),
+        ({"input_shape": (1,), "warm_up": -1}, ValueError, "warm_up must be an integer >= 0, not -1"),
+        ({"input_shape": (1,), "top_modules": 0}, ValueError, "top_modules must be an integer >= 1, not 0"),
         ({"input_shape": (1,), "ignore_modules": ["Linear"]}, TypeError, "by their class, .*, not by 'Linear'"),
     ],
 )

@@ -274,12 +274,12 @@ def test_a_file_that_is_no_whole_trace_is_told(saved, capsys):
     lost = json.loads(text)
     lost["calls"][0][0] = 10**6
     mistakes = {
-        text[: len(text) // 2]: "this is no whole trace: it is not JSON",
-        newer: "this trace has schema 99, and this fvflops reads up to 1: update fvflops",
+        text[: len(text) // 2]: "incomplete trace: it is not JSON",
+        newer: "this trace has schema 99, but this version of fvflops reads up to 1: update fvflops",
         json.dumps(lost): "this trace is damaged",
         "[" * 100_000: "nested too deeply",
-        "[]": "this is no trace of fvflops",
-        "": "this is no whole trace",
+        "[]": "not a trace of fvflops",
+        "": "incomplete trace",
     }
     for content, message in mistakes.items():
         bad.write_text(content)
@@ -401,7 +401,7 @@ def test_the_command_line_says_what_it_does_not_take(saved, capsys):
     broken = saved.with_name("broken.pt2")
     broken.write_bytes(b"PK" + os.urandom(100))
     assert main(["diff", str(broken), "zoo:lenet5"]) == 2
-    assert "this is no program of torch.export" in capsys.readouterr().err
+    assert "not a program of torch.export" in capsys.readouterr().err
 
 
 def test_inputs_of_a_model_are_not_those_of_a_file(saved, capsys):

@@ -596,11 +596,11 @@ def test_bad_input(tmp_path):
     assert not calls
     with pytest.raises(ValueError, match=r"leave out the \.gz"):
         KernelProfile(model, chrome_trace=tmp_path / "trace.json.gz")
-    with pytest.raises(ValueError, match="repeat is a whole number from 1 on, not 0"):
+    with pytest.raises(ValueError, match="repeat must be an integer >= 1, not 0"):
         profile_kernels(model, x, repeat=0)
     with pytest.raises(TypeError, match="not int"):
         KernelProfile(3)
-    with pytest.raises(ValueError, match="says 'now' of step 0"):
+    with pytest.raises(ValueError, match="returned 'now' for step 0"):
         KernelProfile(model, schedule=lambda step: "now").__enter__()
     with KernelProfile(model) as run, pytest.raises(RuntimeError, match="before or after the with block"):
         run.count(lambda: None)

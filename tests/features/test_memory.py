@@ -291,7 +291,7 @@ def test_refusals():
     with pytest.raises(TraceError, match=r"not in which order .* run\.steps\[0\]"):
         predict_memory(trace.aggregate())
     for wrong in (0, 1.5, True):
-        with pytest.raises(ValueError, match="granularity in bytes is a whole number from 1 on"):
+        with pytest.raises(ValueError, match="granularity in bytes must be an integer >= 1"):
             predict_memory(trace, granularity=wrong)
     timeline = predict_memory(trace)
     with pytest.raises(ValueError, match=r"'weights'.*parameter, buffer"):

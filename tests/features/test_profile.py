@@ -167,7 +167,7 @@ def test_memory_is_what_the_run_made_and_still_holds():
     assert relu.memory_after - relu.memory_before == hidden == y.nbytes
     assert relu.memory_peak == relu.memory_after == 2 * hidden + 32 * 256 * 4
     assert relu.duration_ns is None
-    with pytest.raises(TraceError, match="holds no times"):
+    with pytest.raises(TraceError, match="has no times"):
         read_times(run.trace())
 
 
@@ -208,7 +208,7 @@ def test_runs_that_differ_are_told():
 
 def test_bad_input():
     model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="repeat is a whole number from 1 on, not 0"):
+    with pytest.raises(ValueError, match="repeat must be an integer >= 1, not 0"):
         ProfileAnalysis(model, torch.ones(1, 2), repeat=0)
     with pytest.raises(ValueError, match="not 'time'"):
         record(model, measure="time").__enter__()
@@ -316,7 +316,7 @@ def test_compiled_parts_of_a_model_run_eagerly_under_the_clock_too() -> None:
 
 @pytest.mark.parametrize("run", [run_profile, run_kernel_profile])
 def test_an_input_that_is_used_up_by_the_first_run_is_refused(run) -> None:
-    with pytest.raises(ValueError, match="'parts' is a generator, of which only the first run"):
+    with pytest.raises(ValueError, match="'parts' is a generator, which the first of several runs"):
         run(lambda parts: sum(parts), None, kwargs={"parts": (torch.ones(2) for _ in range(3))})
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fvflops import load_table
 from fvflops.analysis.table_examples import (
-    NotHere,
+    NotRunnable,
     WrongExample,
     check_example,
     check_examples,
@@ -40,7 +40,7 @@ def test_an_example_costs_what_it_says(table, row):
     try:
         check_example(row, load_table(table))
         assert cost_example(row, load_table(table)) > 0, "an example that costs nothing shows nothing"
-    except NotHere as problem:
+    except NotRunnable as problem:
         if not OLDER:
             raise
         pytest.skip(f"torch {torch.__version__}: {problem}")
@@ -57,7 +57,7 @@ def test_the_checker_sees_a_wrong_row(change):
 
 def test_the_checker_sees_an_example_that_does_not_run():
     table = load_table("fvcore")
-    with pytest.raises(NotHere, match=r"fvflops://fvcore.yaml:\d+: .*runs on no overload"):
+    with pytest.raises(NotRunnable, match=r"fvflops://fvcore.yaml:\d+: .*runs on no overload"):
         check_example(replace(table.rows["aten::mm"], example="4 5, 6 6 = 120"), table)
 
 

@@ -95,7 +95,7 @@ MISTAKES = {
     "p * 2": "p is 2.0, not a whole number",
     "x": "the result is the tensor",
     "x + 1": r"x is a tensor, not a number .write numel\(x\)",
-    "w + 1": r"w is None where a number is needed .ask is_none\(w\)",
+    "w + 1": r"w is None where a number is needed .check is_none\(w\)",
     "numel(w)": "w is None where a tensor is needed",
     "numel(n)": "n is 7, not a tensor",
     "sum(n)": "n is 7 where a list is needed",

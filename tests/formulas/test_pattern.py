@@ -47,15 +47,15 @@ def test_a_pattern_binds(text, shapes, bound):
 
 MISFITS = [
     ("m k, k n", ((2, 3), (4, 5)), "k is 3, but 4 in b"),
-    ("m k, k n", ((2, 3, 4), (4, 5)), "a is 3-D where 'm k' stands"),
+    ("m k, k n", ((2, 3, 4), (4, 5)), "a is 3-D, not 'm k'"),
     ("*b m k", ((2,),), "a is 1-D"),
     ("*b k, *b", ((2, 3, 4), (5,)), "b is 6, but 5 in b"),
     ("2 k", ((3, 3),), "2 is 2, but 3 in a"),
     ("m, k", ((2,), None), "needs b, which is None"),
-    ("() ", ((3,),), r"a is 1-D where '\(\)' stands"),
+    ("() ", ((3,),), r"a is 1-D, not '\(\)'"),
     ("n n", ((4, 5),), "n is 4, but 5"),
     ("a, b, c, d", ((1,), (1,), (1,)), "names 4 tensors, and lib::op takes 3"),
-    ({"mat": "m k"}, ((1,),), "names mat, which lib::op has not"),
+    ({"mat": "m k"}, ((1,),), "names mat, which lib::op does not have"),
 ]
 
 

@@ -167,7 +167,7 @@ def test_a_whole_number_may_be_a_float():
     ("formula", "message"),
     [
         (lambda *args, **kwargs: 1 // 0, "ZeroDivisionError"),
-        (lambda *args, **kwargs: 0.5, "returned 0.5, not a whole number"),
+        (lambda *args, **kwargs: 0.5, "returned 0.5, not an integer"),
         (lambda *args, **kwargs: -1, "returned -1"),
         (lambda *args, **kwargs: None, "returned None"),
         (lambda x, out_shape=None: 1, "multiple values for argument 'out_shape'"),

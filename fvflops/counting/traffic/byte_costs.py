@@ -1,4 +1,4 @@
-"""Cost model in bytes: by signatures, and by what a trace's events tell of the storages of each call."""
+"""Cost model of memory traffic, from signatures and from the storages in a trace's events."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ _NO_STOPS = StopsAt()
 
 
 class TrafficCostModel:
-    """Prices calls in bytes; `part` is "moved" (read and written), "read" or "written". Regions are looked into.
+    """Bytes of calls; `part` is "moved" (read and written), "read" or "written". Regions are counted by their ops.
 
-    `sights` says what is known of the storages of a signature's calls, by the identity of the signature. Composite ops
-    in `stops_at` are to be recorded whole, as one kernel; any other trace can be counted too.
+    `storage_infos` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in
+    `stops_at` are to be recorded as one kernel; any other trace can be counted too.
     """
 
     def __init__(
         self,
         part: str = "moved",
-        sights: Mapping[int, tuple[Signature, StorageInfo]] | None = None,
+        storage_infos: Mapping[int, tuple[Signature, StorageInfo]] | None = None,
         *,
         stops_at: StopsAt = _NO_STOPS,
     ) -> None:
         if part not in PARTS:
-            raise ValueError(f"bytes are {', '.join(PARTS)}, not {part!r}")
+            raise ValueError(f"part is one of {', '.join(PARTS)}, not {part!r}")
         self._part = part
-        self._sights = sights or {}
+        self._storage_infos_by_id = storage_infos or {}
         self._stops_at = stops_at
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that are taken for one kernel."""
+        """The composite ops that count as one kernel."""
         return self._stops_at
 
     @property
     def counts_modules(self) -> bool:
-        """False: a module is looked into."""
+        """False: modules are counted by the ops in them."""
         return False
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
-        """Return what one call reads and writes, None where that is not known."""
-        return op_traffic(signature, self._sights.get(id(signature), (signature, StorageInfo()))[1])
+        """Return the traffic of one call, None where unknown."""
+        return op_traffic(signature, self._storage_infos_by_id.get(id(signature), (signature, StorageInfo()))[1])
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where that is not known."""
+        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where they cannot be determined."""
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
@@ -61,17 +61,17 @@ class TrafficCostModel:
         return (OpCost(label, Status.COUNTED if read + written else Status.FREE, value),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return None: look inside."""
+        """Return None: count the ops in it."""
         return None
 
 
 def split_by_aliasing(
     trace: Trace, part: str = "moved", *, keep_events: bool = False
 ) -> tuple[Trace, TrafficCostModel]:
-    """Return a trace that tells calls apart by what their storages say of them, and the cost model that knows it.
+    """Return a trace with separate signatures for calls that differ in aliasing, and the cost model for it.
 
-    Calls of one signature may differ in it: one `reshape` is a view, the next a copy. They get a signature each. The
-    trace is aggregated unless `keep_events`. A trace without events is returned as it is.
+    Calls of one signature may differ: one `reshape` is a view, the next a copy. The trace is aggregated unless
+    `keep_events`. A trace without events is returned unchanged.
     """
     if trace.events is None:
         return trace, TrafficCostModel(part)
@@ -79,7 +79,7 @@ def split_by_aliasing(
     shapes: dict[int, int | None] = {}
     numbers: dict[tuple[int, StorageInfo], int] = {}
     signatures: list[Signature] = []
-    sights: dict[int, tuple[Signature, StorageInfo]] = {}
+    storage_infos: dict[int, tuple[Signature, StorageInfo]] = {}
     calls: Counter[tuple[int, int, str]] = Counter()
     first: set[int] = set()
     events: list[Event] = []
@@ -91,21 +91,21 @@ def split_by_aliasing(
         item = event.item
         if item not in shapes:
             shapes[item] = _bytes_by_shape(trace.signatures[item])
-        sight = _storage_infos(event.reads, event.writes, sizes, shapes[item])
-        number = numbers.get((item, sight))
+        storage_info = _storage_infos(event.reads, event.writes, sizes, shapes[item])
+        number = numbers.get((item, storage_info))
         if number is None:
-            number = numbers[item, sight] = len(signatures)
+            number = numbers[item, storage_info] = len(signatures)
             signature = trace.signatures[item]
-            signature = replace(signature) if item in first else signature  # the sights are kept by identity
+            signature = replace(signature) if item in first else signature  # `storage_infos` is keyed by id
             first.add(item)
             signatures.append(signature)
-            sights[id(signature)] = signature, sight
+            storage_infos[id(signature)] = signature, storage_info
         calls[number, event.stack, event.phase] += 1
         if keep_events:
             events.append(event._replace(item=number))
     base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
     sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
-    return sorted_trace, TrafficCostModel(part, sights)
+    return sorted_trace, TrafficCostModel(part, storage_infos)
 
 
 def _storage_infos(
@@ -114,14 +114,14 @@ def _storage_infos(
     if by_shape is None:
         return StorageInfo()
     storages = [sizes[index] for index in reads]
-    held = sum(storages)
-    # A storage that was empty when it was first seen has grown since.
-    bounds = bool(storages) and all(storages) and held < by_shape
-    return StorageInfo(not set(writes).issubset(reads) if writes else None, held if bounds else None)
+    storage_bytes = sum(storages)
+    # A storage that was recorded as empty has been resized since.
+    bounds = bool(storages) and all(storages) and storage_bytes < by_shape
+    return StorageInfo(not set(writes).issubset(reads) if writes else None, storage_bytes if bounds else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:
-    """Return the bytes of all that goes in, None where it is not all in storages that a trace knows."""
+    """Return the bytes of all inputs by shape, None where some have no storage in the trace or an unknown dtype."""
     specs = list(tensors_in(signature.inputs))
     if any(spec.layout != "strided" for spec in specs):
         return None

@@ -1,19 +1,18 @@
-"""Memory traffic: the bytes that each op call must read and write, by its signature.
+"""Memory traffic of each op call: the bytes that it must read and write, by its signature.
 
-What is counted is the compulsory traffic of every op on its own: each number that it needs is read once, each that it
-gives is written once. Caches change that (what one op leaves in them the next need not fetch), so does fusion (what is
-between two fused ops never reaches memory), and a kernel may read again what does not fit on the chip.
+Assumes no cache reuse or fusion: each op reads each needed element from memory once, and writes each result element
+once. Caches and fusion reduce the actual traffic; a kernel that reads its inputs several times increases it.
 
-    views              move nothing; whether `reshape`, `contiguous` or `to` copied is known by the storages in a
-                       trace's events. In a trace without events it is not known, and such ops are UNKNOWN
-    in place, out=     what is written is read too, unless it is only overwritten: out=, copy_, zero_, fill_
+    views              no traffic; whether `reshape`, `contiguous` or `to` copied is known from the storages in a
+                       trace's events. In a trace without events such ops are UNKNOWN
+    in-place, out=     the written tensor is read too, unless it is only overwritten: out=, copy_, zero_, fill_
     broadcast inputs   a tensor with stride 0 is bounded by its storage where there are events; a slice of a larger
                        storage that is then expanded, or one in a trace without events, counts with its expanded shape
-    looking up         the rows that were asked for, not the table; the indices are read as well
+    lookups            the selected rows, not the table; the indices are read as well
     sparse tensors     stored elements and their int64 indices; of blocked layouts the elements alone
     nested tensors     as if each part were as large as the largest
-    fused attention    q, k, v, mask, output and what is kept for the backward pass; scores stay on the chip
-    conditions         an assignment by a mask of bools counts as if the mask were true everywhere
+    fused attention    q, k, v, mask, output and what is saved for the backward pass; scores stay on the chip
+    masks              an assignment by a bool mask counts as if the mask were true everywhere
 """
 
 from __future__ import annotations
@@ -38,31 +37,31 @@ from fvflops.trace import Signature, Symbol, Value, tensors_in
 
 
 class Traffic(NamedTuple):
-    """The bytes that one call reads and writes."""
+    """Bytes read and written by one call."""
 
     read: int
     written: int
 
 
 class StorageInfo(NamedTuple):
-    """What the storages of a call tell of it.
+    """Aliasing and storage sizes of a call.
 
-    `moved` says whether its results are new memory (False: views of what went in; None: not known); `held` is the
-    number of bytes that the storages of its arguments hold, where that is less than their shapes say, else None.
+    `moved` is whether its results are in new storages (False: views of its inputs; None: unknown); `storage_bytes` is
+    the total size of its inputs' storages, where that is less than their shapes imply, else None.
     """
 
     moved: bool | None = None
-    held: int | None = None
+    storage_bytes: int | None = None
 
 
-_UNSEEN = StorageInfo()
+_UNKNOWN_STORAGE = StorageInfo()
 
 
-def op_traffic(signature: Signature, sight: StorageInfo = _UNSEEN) -> Traffic | None:
-    """Return what one call of an op must read and write, in bytes; None where it cannot be known.
+def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAGE) -> Traffic | None:
+    """Return the traffic of one op call in bytes; None where it cannot be determined.
 
-    It cannot where a weight is hidden in an object, of an op that no dispatch mode saw, and of one that copies only
-    where it must, if its storages are not known.
+    That is so for weights hidden in a ScriptObject, for calls that bypassed the dispatcher, and for an op that copies
+    only if necessary, where its storages are unknown.
 
     >>> from fvflops.trace import TensorSpec
     >>> vector = TensorSpec((1000,), "float32")
@@ -70,26 +69,26 @@ def op_traffic(signature: Signature, sight: StorageInfo = _UNSEEN) -> Traffic | 
     >>> op_traffic(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
     Traffic(read=8000, written=4000)
     """
-    if signature.packet in MOVES_NOTHING or _gives_back(signature):
+    if signature.packet in MOVES_NOTHING or _returns_input(signature):
         return Traffic(0, 0)
     if _is_opaque(signature):
         return None
     schema = _read_schema(signature.schema)
-    gives_views = sight.moved is False or (sight.moved is None and _gives_views(signature, schema))
-    if gives_views and not any(argument.written for argument in schema.arguments.values()):
-        may_copy = sight.moved is None and signature.packet in MAY_COPY
+    returns_views = storage_info.moved is False or (storage_info.moved is None and _returns_views(signature, schema))
+    if returns_views and not any(argument.written for argument in schema.arguments.values()):
+        may_copy = storage_info.moved is None and signature.packet in MAY_COPY
         return None if may_copy else Traffic(0, 0)
     try:
         read = sum(_bytes_read(signature, schema))
-        written = sum(_bytes_written(signature, schema, sight.moved))
+        written = sum(_bytes_written(signature, schema, storage_info.moved))
     except KeyError:  # a dtype whose size is not known
         return None
-    return Traffic(read if sight.held is None else min(read, sight.held), written)
+    return Traffic(read if storage_info.storage_bytes is None else min(read, storage_info.storage_bytes), written)
 
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """Whether an op writes to an argument, and whether it does no more than that."""
+    """Whether an op writes to an argument, and whether it does not read it."""
 
     written: bool
     only_written: bool
@@ -100,7 +99,7 @@ _READ = _Argument(False, False)
 
 @dataclass(frozen=True, slots=True)
 class _Schema:
-    """Of the arguments that hold tensors what is done with them, and of each result whether it is an argument.
+    """Use of each tensor argument, and aliasing of each result.
 
     A result is "" where it is new, "view" of an argument, or the "same" as one that was written.
     """
@@ -109,7 +108,7 @@ class _Schema:
     results: tuple[str, ...] = ()
 
     def result(self, index: int) -> str:
-        """Return what a result is; one for all where the schema has one and the call gave several."""
+        """Return the aliasing of a result; a single one in the schema applies to all results."""
         if len(self.results) == 1:
             return self.results[0]
         return self.results[index] if index < len(self.results) else ""
@@ -121,7 +120,7 @@ _ALIAS = re.compile(r"\(\w+(!?)[^)]*\)")
 
 @lru_cache(maxsize=1 << 12)
 def _read_schema(text: str) -> _Schema:
-    """Return what the text of a schema says; of one that names no types, that nothing is written in place."""
+    """Parse the text of a schema; one without types is taken to write nothing in place."""
     head, arrow, results = text.rpartition(") -> ")
     positional, _, keyword_only = head.partition("(")[2].partition("*, ")
     arguments = {
@@ -137,43 +136,43 @@ def _read_schema(text: str) -> _Schema:
 
 
 def _is_opaque(signature: Signature) -> bool:
-    """Return whether nobody saw the call's arguments, or one of them is an object that may hold a weight."""
-    unseen = not signature.inputs and not signature.outputs and signature.schema.endswith("(...)")
-    return unseen or any(
+    """Return whether the call's arguments were not recorded, or one of them is an object that may contain a weight."""
+    unrecorded = not signature.inputs and not signature.outputs and signature.schema.endswith("(...)")
+    return unrecorded or any(
         isinstance(value, Symbol) and value.kind == "object" and value.name == "ScriptObject"
         for value in signature.inputs
     )
 
 
-def _gives_views(signature: Signature, schema: _Schema) -> bool:
-    """Return whether an op gives views alone, or may do so, as far as its name and its schema say."""
+def _returns_views(signature: Signature, schema: _Schema) -> bool:
+    """Return whether an op returns only views, or may do so, by its name and its schema."""
     if signature.packet in VIEWS or signature.packet in MAY_COPY:
         return True
     kinds = [schema.result(index) for index, value in enumerate(signature.outputs) if any(tensors_in(value))]
     return bool(kinds) and all(kind == "view" for kind in kinds)
 
 
-def _gives_back(signature: Signature) -> bool:
-    """Return whether the arguments say that an op gives back what it got: dropout outside of training."""
+def _returns_input(signature: Signature) -> bool:
+    """Return whether an op returns its input by its arguments: dropout in eval mode."""
     return signature.packet in DROPOUTS and argument_of(signature, "train") is False
 
 
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:
-    movement = traffic_rule_of(signature)
+    rule = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
-        if name in movement.reads:
-            yield movement.reads[name](signature)
+        if name in rule.reads:
+            yield rule.reads[name](signature)
         elif not (argument.only_written or (argument.written and signature.packet in OVERWRITES)):
             yield bytes_in(value)
 
 
 def _bytes_written(signature: Signature, schema: _Schema, moved: bool | None) -> Iterable[int]:
-    movement = traffic_rule_of(signature)
+    rule = traffic_rule_of(signature)
     for name, value in _named(signature):
         argument = schema.arguments.get(name, _READ)
-        if name in movement.writes:
-            yield movement.writes[name](signature)
+        if name in rule.writes:
+            yield rule.writes[name](signature)
         elif argument.written:
             yield bytes_in(value)
     for index, value in enumerate(signature.outputs):

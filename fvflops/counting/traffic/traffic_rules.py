@@ -1,6 +1,6 @@
-"""The movements: what an op reads and writes of its arguments, where that is not all of each.
+"""Traffic rules of ops that do not read or write all of their arguments.
 
-Each entry is an exception to the rule of `fvflops.counting.traffic.traffic`, which goes by an op's schema alone.
+Each entry is an exception to the general rule of `fvflops.counting.traffic.traffic`, which uses an op's schema only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _INDEX_BYTES = 8  # indices of sparse tensors are int64
 _BLOCKED = frozenset({"sparse_bsr", "sparse_bsc"})
 _COMPRESSED_DIMENSION = {"sparse_csr": -2, "sparse_csc": -1}
 
-# Ops that look at no number: what makes memory without filling it, what changes a tensor's shape or storage in place,
-# and questions that shapes alone answer.
+# Ops that access no elements: allocation without initialisation, in-place changes of a tensor's shape or storage, and
+# queries of metadata.
 MOVES_NOTHING = frozenset(
     {
         *("aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided", "aten::empty_quantized"),
@@ -29,7 +29,7 @@ MOVES_NOTHING = frozenset(
         *("aten::_assert_tensor_metadata", "aten::_has_compatible_shallow_copy_type", "aten::_has_same_storage_numel"),
     }
 )
-# Views that their schemas do not call views.
+# Views whose schemas have no alias annotation.
 VIEWS = frozenset(
     {
         *("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk"),
@@ -37,7 +37,7 @@ VIEWS = frozenset(
         "aten::lift",
     }
 )
-# Ops that give back their input or a view of it where they can, and a copy where they cannot.
+# Ops that return their input or a view of it if possible, else a copy.
 MAY_COPY = frozenset(
     {
         *("aten::reshape", "aten::reshape_as", "aten::flatten", "aten::ravel", "aten::contiguous", "aten::to"),
@@ -45,11 +45,11 @@ MAY_COPY = frozenset(
         *("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision", "aten::coalesce"),
     }
 )
-# Ops that give back their input outside of training.
+# Ops that return their input in eval mode.
 DROPOUTS = frozenset(
     f"aten::{kind}dropout{mark}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for mark in ("", "_")
 )
-# Ops that write to their first argument whatever it held.
+# Ops that overwrite their first argument without reading it.
 OVERWRITES = frozenset(
     {
         *("aten::copy_", "aten::fill_", "aten::zero_", "aten::_foreach_copy_", "aten::_foreach_zero_"),
@@ -61,7 +61,7 @@ OVERWRITES = frozenset(
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes that hold a tensor; of a sparse one those of its stored elements and of their indices.
+    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices.
 
     >>> bytes_of(TensorSpec((100, 100), layout="sparse_csr", nnz=5)), bytes_of(TensorSpec((2, 3), "bfloat16"))
     (868, 12)
@@ -88,14 +88,14 @@ _Bytes = Callable[[Signature], int]
 
 @dataclass(frozen=True, slots=True)
 class TrafficRule:
-    """Of arguments by name the bytes that are read or written, where these are not all of them, or not none."""
+    """Bytes read or written by argument name, for the arguments that are exceptions to the general rule."""
 
     reads: Mapping[str, _Bytes] = field(default_factory=dict)
     writes: Mapping[str, _Bytes] = field(default_factory=dict)
 
 
 def argument_of(signature: Signature, name: str) -> Value:
-    """Return the value of an argument, None where the op has none of that name."""
+    """Return the value of an argument, None where the op has no such argument."""
     return dict(zip(signature.names, signature.inputs, strict=False)).get(name)
 
 
@@ -105,7 +105,7 @@ def _spec(signature: Signature, name: str) -> TensorSpec:
 
 
 def _elements_of(count: int, spec: TensorSpec) -> int:
-    """Return the bytes of some elements of a tensor, of no more than it has."""
+    """Return the bytes of `count` elements of a tensor, at most all."""
     return replace(spec, shape=(min(count, spec.numel),)).nbytes
 
 
@@ -122,7 +122,7 @@ def _one_for_each_target(signature: Signature) -> int:
 
 
 def _rows(name: str, table: str) -> _Bytes:
-    """Return a function that gives the bytes of a row of the table for each of an argument's indices."""
+    """Return a function for the bytes of the table's rows that an argument's indices select."""
 
     def count(signature: Signature) -> int:
         spec = _spec(signature, table)
@@ -131,8 +131,8 @@ def _rows(name: str, table: str) -> _Bytes:
     return count
 
 
-def _where_indexed(signature: Signature) -> int:
-    """Return the bytes of what `self[indices]` selects."""
+def _indexed_bytes(signature: Signature) -> int:
+    """Return the bytes of `self[indices]`."""
     spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
     given = indices if isinstance(indices, tuple) else ()
     tensors = list(tensors_in(given))
@@ -141,16 +141,16 @@ def _where_indexed(signature: Signature) -> int:
         return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
     kept = [size for index, size in enumerate(spec.shape) if index >= len(given) or given[index] is None]
     shapes = [tensor.shape for tensor in tensors]
-    places = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
-    return replace(spec, shape=(places, *kept)).nbytes
+    positions = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
+    return replace(spec, shape=(positions, *kept)).nbytes
 
 
 def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     return lambda shape: (1,) * (ndim - len(shape)) + shape
 
 
-def _where_added(signature: Signature) -> int:
-    return _where_indexed(signature) if argument_of(signature, "accumulate") else 0
+def _accumulated_bytes(signature: Signature) -> int:
+    return _indexed_bytes(signature) if argument_of(signature, "accumulate") else 0
 
 
 def _one_for_each_index(signature: Signature) -> int:
@@ -168,15 +168,15 @@ def _slices_for_indices(signature: Signature) -> int:
     return _elements_of(spec.numel // max(size, 1) * _spec(signature, "index").numel, spec)
 
 
-def _where_scaled(name: str) -> _Bytes:
-    """Return a function that gives the bytes of an argument where gradients are unscaled, and 0 elsewhere."""
+def _bytes_if_unscaled(name: str) -> _Bytes:
+    """Return a function for the bytes of an argument if gradients are unscaled, else 0."""
     return lambda signature: (
         0 if argument_of(signature, "grad_scale") is None else bytes_in(argument_of(signature, name))
     )
 
 
-def _where_trained(name: str) -> _Bytes:
-    """Return a function that gives the bytes of a running statistic where it is updated, and 0 elsewhere."""
+def _bytes_if_training(name: str) -> _Bytes:
+    """Return a function for the bytes of a running statistic if it is updated, else 0."""
 
     def count(signature: Signature) -> int:
         trains = any(argument_of(signature, flag) is True for flag in ("training", "train", "use_input_stats"))
@@ -188,19 +188,19 @@ def _where_trained(name: str) -> _Bytes:
 _ALL = TrafficRule()
 _LOOKED_UP = TrafficRule(reads={"self": _as_results})
 _SHAPE_OF_SELF = TrafficRule(reads={"self": _none})
-_PICKED = TrafficRule(reads={"self": _one_for_each_target})
-_INDEXED = TrafficRule(reads={"self": _where_added}, writes={"self": _where_indexed})
+_SELECTED = TrafficRule(reads={"self": _one_for_each_target})
+_INDEXED = TrafficRule(reads={"self": _accumulated_bytes}, writes={"self": _indexed_bytes})
 _SCATTERED = TrafficRule(reads={"self": _none, "src": _sources_for_indices}, writes={"self": _one_for_each_index})
 _SCATTER_ADDED = TrafficRule(
     reads={"self": _one_for_each_index, "src": _sources_for_indices}, writes={"self": _one_for_each_index}
 )
 _SLICES_SET = TrafficRule(reads={"self": _none}, writes={"self": _slices_for_indices})
 _SLICES_ADDED = TrafficRule(reads={"self": _slices_for_indices}, writes={"self": _slices_for_indices})
-_TRAINED = TrafficRule(writes={name: _where_trained(name) for name in ("running_mean", "running_var")})
-_STEPPED = TrafficRule(writes={"grads": _where_scaled("grads")})
+_TRAINED = TrafficRule(writes={name: _bytes_if_training(name) for name in ("running_mean", "running_var")})
+_STEPPED = TrafficRule(writes={"grads": _bytes_if_unscaled("grads")})
 
-_MOVEMENTS: Mapping[str, TrafficRule] = {
-    # Of a table only what is asked for is read.
+_TRAFFIC_RULES: Mapping[str, TrafficRule] = {
+    # Only the selected rows of a table are read.
     "aten::embedding": TrafficRule(reads={"weight": _as_results}),
     **dict.fromkeys(
         ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
@@ -216,15 +216,15 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
         ),
         _LOOKED_UP,
     ),
-    # Of each row of log probabilities one.
+    # One element of each row of log probabilities is read.
     **dict.fromkeys(
         (
             *("aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"),
             *("aten::nll_loss_forward", "aten::nll_loss2d_forward"),
         ),
-        _PICKED,
+        _SELECTED,
     ),
-    # Only what is indexed is written: a cache of keys and values takes in the new positions.
+    # Only indexed elements are written: a KV cache receives the new positions.
     **dict.fromkeys(("aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put_"), _INDEXED),
     "aten::scatter_": _SCATTERED,
     **dict.fromkeys(
@@ -233,7 +233,7 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
     ),
     **dict.fromkeys(("aten::index_copy_", "aten::index_fill_"), _SLICES_SET),
     **dict.fromkeys(("aten::index_add_", "aten::index_reduce_"), _SLICES_ADDED),
-    # These want the shape of `self`, not its numbers.
+    # These use the shape of `self`, not its elements.
     **dict.fromkeys(
         (
             *("aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like", "aten::randn_like"),
@@ -249,7 +249,7 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
         _SHAPE_OF_SELF,
     ),
     "aten::type_as": TrafficRule(reads={"other": _none}),
-    # The schemas do not say that running statistics are written, or say it of evaluation too.
+    # The schemas do not mark running statistics as written, or mark them in eval mode too.
     **dict.fromkeys(
         (
             *("aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"),
@@ -257,7 +257,7 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
         ),
         _TRAINED,
     ),
-    # Gradients are written only where a gradient scaler has them unscaled.
+    # Gradients are written only if they are unscaled for a gradient scaler.
     **dict.fromkeys(
         ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"), _STEPPED
     ),
@@ -265,11 +265,11 @@ _MOVEMENTS: Mapping[str, TrafficRule] = {
 
 
 def traffic_rule_of(signature: Signature) -> TrafficRule:
-    """Return the exceptions that hold for a call, by its overload or else its op.
+    """Return the exceptions for a call, by its overload or else its op.
 
     >>> vectors, ids, rows = TensorSpec((50_000, 64)), TensorSpec((8,), "int64"), TensorSpec((8, 64))
     >>> call = Signature("aten::embedding", ("weight", "indices"), (vectors, ids), (rows,))
     >>> traffic_rule_of(call).reads["weight"](call)
     2048
     """
-    return _MOVEMENTS.get(signature.op) or _MOVEMENTS.get(signature.packet, _ALL)
+    return _TRAFFIC_RULES.get(signature.op) or _TRAFFIC_RULES.get(signature.packet, _ALL)

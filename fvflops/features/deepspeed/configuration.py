@@ -26,7 +26,7 @@ class ProfilerConfiguration:
     1
     >>> ProfilerConfiguration(top_modules=0)
     Traceback (most recent call last):
-    ValueError: top_modules is a whole number from 1 on, not 0
+    ValueError: top_modules must be an integer >= 1, not 0
     """
 
     enabled: bool = False

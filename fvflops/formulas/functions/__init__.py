@@ -1,1 +1,1 @@
-"""Formulas that YAML cannot express, which a table names with `use`."""
+"""Formulas that YAML cannot express, for `use` in tables."""

@@ -1,4 +1,4 @@
-"""The attention: its two products forward and five backward, and the fused layers that hold one."""
+"""Attention: two products forward, five backward, and the fused layers that contain it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec, Value
 from fvflops.trace.signature import packet_of
 
-# What torch, flash-attn and xFormers call the three tensors, where each packed sequence starts, and its keys' pages.
+# Argument names of torch, flash-attn and xFormers: the three tensors, offsets of packed sequences, KV cache pages.
 _QUERY_KEY_VALUE: tuple[Sequence[str], ...] = (("query", "key", "value"), ("q", "k", "v"))
 _STARTS = ("cum_seq_q", "cu_seq_q", "cu_seqlens_q", "seqstart_q")
 _PAGES = ("page_table", "block_table", "block_tables")
@@ -21,11 +21,11 @@ _USED = ("seqused_k", "seqlen_k")
 _USED_QUERIES = ("seqused_q",)
 _MASKS = ("attn_mask", "attn_bias", "bias")
 
-# A table in which this constant is 1 counts the pairs that a mask leaves, where a call says which.
+# If this constant of a table is 1, only unmasked pairs count, where the call's arguments determine them.
 SKIPS = "attention_skips_masked"
 
-# A causal mask lets the first query see the first key (upper left), and in these kernels the last query the last key
-# (lower right): flash-attn 2.1 and later, and what is built on it.
+# A causal mask aligns the first query with the first key (upper left), in these kernels the last query with the last
+# key (lower right): flash-attn 2.1 and later, and libraries built on it.
 _LOWER_RIGHT = frozenset({"flash_attn", "flash_attn_3", "xformers_flash", "xformers_flash3", "torch_attn"})
 _LOWER_RIGHT_IN_ATEN = frozenset(
     f"aten::{name}"
@@ -37,13 +37,13 @@ _LOWER_RIGHT_IN_ATEN = frozenset(
         "_scaled_dot_product_flash_attention_backward",
     )
 )
-# The mask types of xFormers' kernels, which torch's memory-efficient attention took over.
+# Mask types of xFormers' kernels, which torch's memory-efficient attention has adopted.
 _UPPER, _LOWER = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The sizes of an attention: `pairs` are batch * query heads * queries * keys, D and Dv the sizes of a head.
+    """Sizes of an attention: `pairs` are batch * query heads * queries * keys, D and Dv the head sizes.
 
     `rows` are batch * query heads * queries.
     """
@@ -57,12 +57,11 @@ class Heads:
 def count_attention(call: Call) -> Cost:
     """Return the cost of an attention: QK^T and the product with V, pairs * (D + Dv).
 
-    Dense: a causal or other mask saves nothing, unless the table's constant `attention_skips_masked` is 1. Then a
-    causal mask, a window and flex attention's block mask leave the pairs that are computed (`count_band`), and so does
-    a mask that is a tensor where the call says how many entries it leaves; else that leaves all. Grouped keys (GQA)
-    count for every query head. Query [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are
-    those of the two products. Takes aten::scaled_dot_product_attention, its kernels, and flex_attention. Source:
-    arXiv:1706.03762, section 3.2.1.
+    Dense: masked pairs count too, unless the table's constant `attention_skips_masked` is 1. Then only the pairs within
+    a causal mask, a window (`count_band`) or flex attention's block mask count, and the unmasked pairs of a mask tensor
+    where the call's signature has their number; else all. Grouped keys (GQA) count for every query head. Query
+    [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are those of the two products. For
+    aten::scaled_dot_product_attention, its kernels, and flex_attention. Source: arXiv:1706.03762, section 3.2.1.
 
     >>> spec = TensorSpec((1, 2, 3, 4))
     >>> inputs = {"query": spec, "key": spec, "value": spec, "is_causal": True}
@@ -77,7 +76,7 @@ def count_attention(call: Call) -> Cost:
 def count_attention_backward(call: Call) -> Cost:
     """Return the cost of a fused attention's backward: pairs * (3 * D + 2 * Dv).
 
-    Five products: the scores again (they were not kept), then the gradients of V, of the weights, of Q and of K.
+    Five products: recomputed scores, then the gradients of V, of the weights, of Q and of K.
     Source: algorithm 4 of arXiv:2205.14135 (FlashAttention), which torch's flash, efficient, cuDNN and CPU kernels
     follow.
     """
@@ -87,11 +86,11 @@ def count_attention_backward(call: Call) -> Cost:
 def count_attention_bshd(call: Call) -> Cost:
     """Return the cost of an attention on [B, Q, H, D] tensors, or on packed [total, H, D] ones, as `count_attention`.
 
-    Of a packed batch each sequence counts by its own lengths where the call says where each starts, else as the
-    longest, `max_q` by `max_k`; of each a mask leaves what it leaves. Keys in pages are [pages, size, H, D], and each
-    sequence has as many as are in use, or as its row of the page table. A second query `q_v` for the
-    values (multi-head latent attention) is one product more. Takes aten::_flash_attention_forward,
-    _efficient_attention_forward, and the kernels of flash-attn and xFormers.
+    Each sequence of a packed batch counts with its own lengths where the signature has their offsets, else with the
+    longest, `max_q` by `max_k`; masks apply per sequence. Paged keys are [pages, size, H, D], and each sequence has as
+    many as are in use, or as its row of the page table. A second query `q_v` for the values (multi-head latent
+    attention) adds one product. For aten::_flash_attention_forward, _efficient_attention_forward, and the kernels of
+    flash-attn and xFormers.
 
     >>> spec = TensorSpec((2, 6, 4, 8))
     >>> count_attention_bshd(Call("flash", {"q": spec, "k": spec, "v": spec}, (spec,))).macs
@@ -112,7 +111,7 @@ def count_attention_bshd_backward(call: Call) -> Cost:
 def count_multi_head_attention(call: Call) -> Cost:
     """Return the cost of a fused multi-head attention: four projections and the attention between them.
 
-    Query [B, Q, E], key and value [B, K, E], weights [3E, E] and [E, E]. Takes aten::_native_multi_head_attention.
+    Query [B, Q, E], key and value [B, K, E], weights [3E, E] and [E, E]. For aten::_native_multi_head_attention.
     """
     query, key = call.shape("query"), call.shape("key")
     return _multi_head(query, key, call.integer("num_head"))
@@ -121,8 +120,8 @@ def count_multi_head_attention(call: Call) -> Cost:
 def count_encoder_layer(call: Call) -> Cost:
     """Return the cost of a fused encoder layer: its multi-head attention, two linears and two layer norms.
 
-    The norms have 5 flops an element, as fvcore's layer_norm with weights. Source [B, Q, E], feed-forward weight
-    [F, E]. Takes aten::_transformer_encoder_layer_fwd.
+    The norms have 5 FLOPs per element, as fvcore's layer_norm with weights. Source [B, Q, E], feed-forward weight
+    [F, E]. For aten::_transformer_encoder_layer_fwd.
     """
     source = call.shape("src")
     attention = _multi_head(source, source, call.integer("num_heads"))
@@ -136,9 +135,9 @@ def count_encoder_layer(call: Call) -> Cost:
 
 
 def count_band(queries: int, keys: int, left: int | None = None, right: int | None = None, shift: int = 0) -> int:
-    """Return the pairs of a band mask: query i sees the keys from i + shift - left to i + shift + right, both included.
+    """Return the pairs of a band mask: query i attends to keys i + shift - left to i + shift + right, both inclusive.
 
-    None is no limit. A causal mask has `right` 0 and, at the upper left, `shift` 0; at the lower right keys - queries.
+    None is no limit. A causal mask has `right` 0, and `shift` 0 (upper left) or keys - queries (lower right).
 
     >>> count_band(3, 5, right=0), count_band(3, 5, right=0, shift=2), count_band(3, 5, left=1, right=0)
     (6, 12, 5)
@@ -174,9 +173,9 @@ def _multi_head(query: tuple[int, ...], key: tuple[int, ...], heads: int) -> Cos
     return Cost(macs=projected * E + 2 * B * Q * K * E, activations=projected + pairs + B * Q * E)
 
 
-def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+def _query_key_value(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     tensors = [name for name, value in call.arguments.items() if isinstance(value, TensorSpec)]
-    # A higher-order op has no names: they come first.
+    # A higher-order op has no argument names: its first three tensors are these.
     names = next((names for names in _QUERY_KEY_VALUE if call.arguments.keys() >= set(names)), tensors[:3])
     query, key, value = (call.tensor(name) for name in names)
     return query, key, value
@@ -184,19 +183,19 @@ def _three(call: Call) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
 
 def find_heads(call: Call) -> Heads:
     """Return the sizes of an attention on [..., H, Q, D] tensors."""
-    query, key, value = (spec.shape for spec in _three(call))
-    # Batches broadcast, and a query head shares its key with others: the larger size counts, unless one is empty.
+    query, key, value = (spec.shape for spec in _query_key_value(call))
+    # Batches broadcast, and several query heads may share a key: the larger size counts, unless one is 0.
     axes = zip_longest(*(shape[-3::-1] for shape in (query, key, value)), fillvalue=1)
     batch = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
-    pairs = _blocks(call)
+    pairs = _block_pairs(call)
     if pairs is None:
-        pairs = _left(call, batch * _seen(call, query[-2], key[-2]), batch * query[-2] * key[-2])
+        pairs = _unmasked_pairs(call, batch * _counted_pairs(call, query[-2], key[-2]), batch * query[-2] * key[-2])
     return Heads(batch * query[-2], pairs, query[-1], value[-1])
 
 
 def find_heads_bshd(call: Call) -> Heads:
     """Return the sizes of an attention on [B, Q, H, D] tensors, or on packed ones."""
-    query, key, value = (spec.shape for spec in _three(call))
+    query, key, value = (spec.shape for spec in _query_key_value(call))
     starts = _first_tensor(call, _STARTS)
     packed = starts is not None and starts.numel > 1
     # [B, Q, H, D], [B, Q, G, H, D] or [B, Q, D]; packed [total, H, D] or [1, total, H, D].
@@ -208,36 +207,36 @@ def find_heads_bshd(call: Call) -> Heads:
     lengths = _known_lengths(call, sequences, None if packed else longest_q, None if packed else longest_k)
     if lengths is not None:
         queries = sum(length for length, _ in lengths)
-        pairs = sum(_seen(call, *length) for length in lengths)
+        pairs = sum(_counted_pairs(call, *length) for length in lengths)
     else:
-        queries, pairs = sequences * longest_q, sequences * _seen(call, longest_q, longest_k)
-    every = heads * sequences * longest_q * longest_k
-    return Heads(heads * queries, _left(call, heads * pairs, every), query[-1], value[-1])
+        queries, pairs = sequences * longest_q, sequences * _counted_pairs(call, longest_q, longest_k)
+    all_pairs = heads * sequences * longest_q * longest_k
+    return Heads(heads * queries, _unmasked_pairs(call, heads * pairs, all_pairs), query[-1], value[-1])
 
 
-def _blocks(call: Call) -> int | None:
-    """Return the pairs in all blocks that flex attention computes, where these are asked for and the call says them."""
+def _block_pairs(call: Call) -> int | None:
+    """Return the pairs in the blocks that flex attention computes, None unless masks count and the blocks are known."""
     mask = call.arguments.get("block_mask")
     stated = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
     return stated if isinstance(stated, int) else None
 
 
-def _left(call: Call, pairs: int, every: int) -> int:
-    """Return how many of the pairs that a band leaves a mask that is a tensor leaves, where the call says it.
+def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
+    """Return the number of `pairs` that a mask tensor leaves unmasked, where the signature has it.
 
-    `every` are all pairs there are, over which the mask is spread. Of both kinds of mask the stricter counts: how many
-    pairs are in both is not said.
+    `every` is the number of all pairs, over which the mask broadcasts. With a band mask and a mask tensor, the smaller
+    number counts, since their intersection is unknown.
     """
     mask = _first_tensor(call, _MASKS)
     if mask is None or mask.values is None or not mask.numel or not call.constants.get(SKIPS, 0):
         return pairs
-    return min(pairs, every * mask.values[0] // mask.numel)
+    return min(pairs, all_pairs * mask.values[0] // mask.numel)
 
 
 def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | None) -> list[tuple[int, int]] | None:
-    """Return how many queries and keys each sequence has, where the call says it of all of them.
+    """Return the numbers of queries and keys of each sequence, None where they are not known for all.
 
-    `queries` and `keys` are those of each sequence in a batch that is not packed.
+    `queries` and `keys` are those of each sequence in a padded batch.
     """
     if queries is None:
         query_lengths = _lengths(call, _USED_QUERIES, _STARTS)
@@ -254,7 +253,7 @@ def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | 
 
 
 def _lengths(call: Call, used: Sequence[str], starts: Sequence[str]) -> list[int] | None:
-    """Return the lengths of sequences: as they are given, or between where they start."""
+    """Return the lengths of sequences: as given, or as differences of their offsets."""
     given, offsets = _first_tensor(call, used), _first_tensor(call, starts)
     if given is not None:
         return None if given.values is None else list(given.values)
@@ -263,8 +262,8 @@ def _lengths(call: Call, used: Sequence[str], starts: Sequence[str]) -> list[int
     return [after - before for before, after in pairwise(offsets.values)]
 
 
-def _seen(call: Call, queries: int, keys: int) -> int:
-    """Return the pairs of one head that count: all, or those that the call's mask leaves."""
+def _counted_pairs(call: Call, queries: int, keys: int) -> int:
+    """Return the pairs of one head that count: all, or the unmasked ones."""
     if not call.constants.get(SKIPS, 0):
         return queries * keys
     arguments = call.arguments
@@ -277,7 +276,7 @@ def _seen(call: Call, queries: int, keys: int) -> int:
 
 
 def _window(arguments: Mapping[str, Value]) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees to either side of its own; xFormers says how many in all, its own included."""
+    """Return the window to the left and right of a query; xFormers has a single size, which includes the query."""
     size = arguments.get("window_size")
     if isinstance(size, int):
         return (size - 1 if size > 0 else None), None
@@ -294,7 +293,7 @@ def _window(arguments: Mapping[str, Value]) -> tuple[int | None, int | None]:
 
 
 def _longest(call: Call, queries: int, keys: int, packed: bool) -> tuple[int, int]:
-    """Return the most queries and keys of a sequence; `queries` and `keys` are the sizes of the tensors."""
+    """Return the maximum queries and keys of a sequence; `queries` and `keys` are the tensors' sizes."""
     pages = _first_tensor(call, _PAGES)
     if pages is not None and pages.ndim == 2:
         keys *= pages.shape[1]

@@ -1,4 +1,4 @@
-"""The classes: those of the modules that this process has loaded, looked up to check a table; none is imported."""
+"""Module classes loaded in this process, to check a table; nothing is imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fvflops.text import nearest
 
 
 def may_exist(name: str) -> bool:
-    """Return whether a table's name of a module class fits a class that is loaded, or one that may be loaded later.
+    """Return whether a table's name of a module class matches a loaded class, or one that may be loaded later.
 
-    A name without packages may always, and one in `__main__`, in a package that is not imported, or in a submodule that
-    a package holds and has not imported yet.
+    The latter are names without a package, in `__main__`, in a package that is not imported, or in a submodule that
+    exists and is not imported yet.
 
     >>> may_exist("torch.nn.LSTM"), may_exist("torch.nn.LSTMM"), may_exist("mine.LSTM")
     (True, False, True)
@@ -23,11 +23,11 @@ def may_exist(name: str) -> bool:
     if not packages or packages[0] == "__main__":
         return True
     loaded = loaded_classes().values()
-    return packages[0] not in sys.modules or _fits(name, loaded) or _is_to_come(packages)
+    return packages[0] not in sys.modules or _matches(name, loaded) or _may_be_imported(packages)
 
 
 def suggest_class(name: str) -> str:
-    """Return the name of the loaded class that is nearest to one which does not exist, "" where there is none.
+    """Return the name of the loaded class closest to one that does not exist, "" where there is none.
 
     >>> suggest_class("torch.nn.LSTMM"), suggest_class("torch.nn.modules.rnn.LSTM")
     ('torch.nn.LSTM', 'torch.nn.LSTM')
@@ -37,16 +37,16 @@ def suggest_class(name: str) -> str:
     if name in loaded:
         return loaded[name]
     top = name.partition(".")[0] + "."
-    home = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
-    near = nearest(last, sorted({known.rpartition(".")[2] for known in home}), cutoff=0)
-    if near and _fits(f"{packages}.{near}", home):
+    candidates = [known for known in loaded.values() if known.startswith(top)] or list(loaded.values())
+    near = nearest(last, sorted({known.rpartition(".")[2] for known in candidates}), cutoff=0)
+    if near and _matches(f"{packages}.{near}", candidates):
         return f"{packages}.{near}"
-    same = sorted(known for known in home if near and known.rpartition(".")[2] == near)
+    same = sorted(known for known in candidates if near and known.rpartition(".")[2] == near)
     return nearest(name, same, cutoff=0)
 
 
 def name_class(cls: type) -> str:
-    """Return the name that a recorder writes for a class: a class of torch.nn by its public name.
+    """Return the name of a class in a Trace: for a class of torch.nn its public name.
 
     >>> from torch import nn
     >>> name_class(nn.LSTM)
@@ -59,7 +59,7 @@ def name_class(cls: type) -> str:
 
 
 def loaded_classes() -> dict[str, str]:
-    """Return qualified name → the name that a recorder writes, for all module classes and their bases.
+    """Return qualified name → name in a Trace, for all module classes and their bases.
 
     >>> loaded_classes()["torch.nn.modules.rnn.LSTM"]
     'torch.nn.LSTM'
@@ -81,12 +81,12 @@ def _subclasses(cls: type) -> Iterator[type]:
     yield from seen
 
 
-def _fits(name: str, loaded: Iterable[str]) -> bool:
+def _matches(name: str, loaded: Iterable[str]) -> bool:
     return any(name == known or is_short_for(name, known) for known in loaded)
 
 
-def _is_to_come(packages: list[str]) -> bool:
-    """Return whether the innermost package that is imported holds, as a file, the submodule that is named next."""
+def _may_be_imported(packages: list[str]) -> bool:
+    """Return whether the innermost imported package has the next submodule as a file."""
     inner = max(count for count in range(1, len(packages) + 1) if ".".join(packages[:count]) in sys.modules)
     if inner == len(packages):
         return False

@@ -1,4 +1,4 @@
-"""The convolution: its multiply-adds forward and backward, plain, grouped, dilated or transposed."""
+"""Multiply-adds of convolutions, forward and backward: plain, grouped, dilated or transposed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fvflops.formulas.language.call import Call
 def count_convolution(call: Call) -> Cost:
     """Return the cost of a convolution: batch * numel(weight) * positions.
 
-    Every weight meets every position of the output, or of the input where the convolution is transposed; the weight is
-    already divided by the groups. The first argument is [B, C, *spatial] or [C, *spatial], and the bias is not counted.
-    Takes aten::convolution, _convolution, conv1d, conv2d, conv3d, conv_transpose1d ... and the kernels of backends.
+    Each weight is multiplied once per position of the output, or of the input if transposed; the weight's shape already
+    accounts for groups. The first argument is [B, C, *spatial] or [C, *spatial], and the bias is not counted. For
+    aten::convolution, _convolution, conv1d, conv2d, conv3d, conv_transpose1d ... and the kernels of backends.
     Source: fvcore's rule, and arXiv:1603.07285 for the transposed one.
 
     >>> from fvflops.trace import TensorSpec
@@ -26,11 +26,11 @@ def count_convolution(call: Call) -> Cost:
 
 
 def count_convolution_backward(call: Call) -> Cost:
-    """Return the cost of a convolution's backward: the forward's, once for each gradient that `output_mask` asks for.
+    """Return the cost of a convolution's backward: the forward's, once for each gradient in `output_mask`.
 
     The gradient of the input is the transposed convolution of grad_output with the weight, that of the weight
-    correlates input and grad_output: each meets the same pairs as the forward. The gradient of the bias is a sum.
-    Takes aten::convolution_backward and its kin.
+    correlates input and grad_output: each has as many products as the forward. The gradient of the bias is a sum.
+    For aten::convolution_backward and its variants.
     """
     image, weight = call.tensor("input" if "input" in call.arguments else "self"), call.tensor("weight")
     forward = _work(image.shape, weight.shape, call.shape("grad_output"), is_transposed(call))
@@ -43,7 +43,7 @@ def count_convolution_backward(call: Call) -> Cost:
 
 
 def is_transposed(call: Call) -> bool:
-    """Return whether a call is of a transposed convolution, by its argument or its name.
+    """Return whether a convolution is transposed, by its argument or its name.
 
     >>> is_transposed(Call("aten::conv_transpose2d.input", {}, ()))
     True

@@ -1,4 +1,4 @@
-"""The einsum: the products that torch runs for an equation, and the number that numpy prints for it."""
+"""Cost of einsum: by the products that torch runs, and by the number that numpy.einsum_path prints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def count_einsum(call: Call) -> Cost:
     """Return the cost of an einsum as torch runs it: the batched matrix products of its contraction path.
 
     Operands are multiplied in pairs from the left, or along `path`. Before a product each operand is summed over the
-    indices that it alone still has and that the output lacks; a product without an index to sum is elementwise and has
-    no multiply-adds. Takes aten::einsum. Source: `einsum` in ATen's Linear.cpp.
+    indices that neither the other operands nor the output have; a product without contracted indices is elementwise
+    and has no multiply-adds. For aten::einsum. Source: `einsum` in ATen's Linear.cpp.
 
     >>> from fvflops.trace import TensorSpec
     >>> pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
@@ -29,28 +29,29 @@ def count_einsum(call: Call) -> Cost:
     """
     contraction = contract(call)
     return Cost(
-        macs=sum(multiply_pair(*step.apart, step.summed)[0] for step in contraction.steps), activations=call.out.numel
+        macs=sum(multiply_pair(*step.reduced_shapes, step.summed)[0] for step in contraction.steps),
+        activations=call.out.numel,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One product of an einsum: the shapes of both factors, the axes that one alone ends, and those that both share."""
+    """One product of an einsum: shapes of both factors, axes summed before it in one factor, axes contracted in it."""
 
     factors: tuple[list[int], list[int]]
     alone: list[int]
     summed: list[int]
 
     @property
-    def apart(self) -> tuple[list[int], list[int]]:
-        """The factors' shapes after the sums over the axes that one alone has."""
+    def reduced_shapes(self) -> tuple[list[int], list[int]]:
+        """The factors' shapes after the sums before the product."""
         left, right = ([1 if axis in self.alone else size for axis, size in enumerate(f)] for f in self.factors)
         return left, right
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The products of an einsum in order, the shape of what is left, and the axes over which that is summed."""
+    """The products of an einsum in order, the shape of the last result, and the axes over which it is summed."""
 
     steps: tuple[Step, ...]
     last: list[int]
@@ -73,7 +74,7 @@ def contract(call: Call) -> Contraction:
         right, left = factors.pop(second), factors.pop(first)
         step = Step((left, right), *_finish(left, right, uses, ends))
         steps.append(step)
-        factors.insert(0 if from_left else len(factors), multiply_pair(*step.apart, step.summed)[1])
+        factors.insert(0 if from_left else len(factors), multiply_pair(*step.reduced_shapes, step.summed)[1])
     return Contraction(tuple(steps), factors[0], ends)
 
 
@@ -81,7 +82,7 @@ def count_fvcore_einsum(call: Call) -> Cost:
     """Return the cost of an einsum by fvcore: half of the count that numpy.einsum_path prints, rounded down.
 
     numpy prints the count of the cheapest path with four digits, so 88,700,958 multiply-adds are 88,700,000 here. Two
-    equations that fvcore knows are exact. Takes aten::einsum. Source: fvcore's `einsum_flop_jit`, and
+    equations that fvcore special-cases are exact. For aten::einsum. Source: fvcore's `einsum_flop_jit`, and
     `numpy.einsum_path(..., optimize="optimal")`.
     """
     equation = _equation_of(call)
@@ -93,9 +94,9 @@ def count_fvcore_einsum(call: Call) -> Cost:
 
 
 def count_numpy_einsum(call: Call) -> Cost:
-    """Return the cost of an einsum by DeepSpeed and calflops: the flops that numpy.einsum_path prints, no macs.
+    """Return the cost of an einsum by DeepSpeed and calflops: the FLOPs that numpy.einsum_path prints, no MACs.
 
-    They stand there with four digits; see `count_fvcore_einsum`. Takes aten::einsum. Source: `_einsum_flops_compute` in
+    They have four digits; see `count_fvcore_einsum`. For aten::einsum. Source: `_einsum_flops_compute` in
     deepspeed/profiling/flops_profiler/profiler.py.
 
     >>> from fvflops.trace import TensorSpec
@@ -113,11 +114,11 @@ def _equation_of(call: Call) -> Equation:
 
 def _path_of(call: Call) -> tuple[int, ...]:
     path = call.arguments.get("path")
-    return tuple(int(place) for place in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
+    return tuple(int(position) for position in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
 
 
 def _finish(left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Return the axes that end with this product: those that one operand alone still has, and those that both share."""
+    """Return the axes that this product removes: those of one operand only, and those that both share."""
     alone, summed = [], []
     for axis in axes:
         if left[axis] != 1 and right[axis] != 1:
@@ -147,13 +148,13 @@ def _known_product(text: str, equation: Equation) -> int | None:
 
 
 def _optimal_flops(equation: Equation) -> int:
-    """Return the flops of the path that numpy calls optimal: n - 1 for a product of n operands, 1 more for its sum."""
+    """Return the FLOPs of numpy's optimal path: n - 1 for a product of n operands, 1 more for its sum."""
     terms = [frozenset(term) for term in equation.operands]
     output = frozenset(equation.output)
     sizes = equation.sizes
     if len(terms) <= 2 or frozenset().union(*terms) == output:
         return _contract(terms, range(len(terms)), output, sizes)[0]
-    # numpy lets no intermediate result exceed the largest operand or the output, repeated indices multiplied twice.
+    # numpy limits intermediate results to the largest operand or the output, with repeated indices multiplied twice.
     limit = max(math.prod(sizes[index] for index in term) for term in (*equation.operands, equation.output))
     paths = [(0, terms)]
     while len(paths[0][1]) > 1:
@@ -173,10 +174,10 @@ def _optimal_flops(equation: Equation) -> int:
 def _contract(
     terms: list[frozenset[Index]], chosen: Iterable[int], output: frozenset[Index], sizes: dict[Index, int]
 ) -> tuple[int, list[frozenset[Index]]]:
-    """Return the flops of multiplying the chosen terms, and the terms that are left, the result last."""
-    places = set(chosen)
-    inside = frozenset().union(*(terms[place] for place in places))
-    rest = [term for place, term in enumerate(terms) if place not in places]
+    """Return the FLOPs of multiplying the chosen terms, and the remaining terms, the result last."""
+    positions = set(chosen)
+    inside = frozenset().union(*(terms[position] for position in positions))
+    rest = [term for position, term in enumerate(terms) if position not in positions]
     result = inside & output.union(*rest)
-    factor = max(1, len(places) - 1) + (result != inside)
+    factor = max(1, len(positions) - 1) + (result != inside)
     return factor * math.prod(sizes[index] for index in inside), [*rest, result]

@@ -1,4 +1,4 @@
-"""The equation: an einsum string and its shapes, read as numpy and torch read it."""
+"""Parse an einsum equation with its shapes, as numpy and torch do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# An index of an equation: a letter, or the place of a dimension under an ellipsis, counted from the right.
+# An index of an equation: a letter, or the position of a dimension under an ellipsis, counted from the right.
 Index = str
 
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """What an einsum multiplies: the indices of each operand, those of the output, and the size of each.
+    """An einsum equation: the indices of each operand and of the output, and the size of each index.
 
-    The size of an index is the largest that it has anywhere, since a dimension of 1 broadcasts.
+    The size of an index is its maximum over all operands, since a dimension of 1 broadcasts.
     """
 
     operands: tuple[tuple[Index, ...], ...]
@@ -23,9 +23,9 @@ class Equation:
 
 
 def read_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
-    """Return the equation that a text says of operands; one that does not fit raises ValueError.
+    """Parse an equation; one that does not match the operands' shapes raises ValueError.
 
-    Without an arrow the output has the ellipsis, then the letters that stand once, sorted.
+    Without an arrow the output has the ellipsis, then the letters that occur once, sorted.
 
     >>> equation = read_equation("...ij, jk", [(7, 2, 3), (3, 4)])
     >>> equation.output, equation.sizes["j"]
@@ -63,4 +63,4 @@ def _indices(term: str, rank: int, text: str) -> tuple[Index, ...]:
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis) or not (before + after + "a").isalpha():
         raise ValueError(f"the equation {text!r} has the operand {term!r} for a tensor of {rank} dimensions")
-    return (*before, *(f".{place}" for place in reversed(range(hidden))), *after)
+    return (*before, *(f".{position}" for position in reversed(range(hidden))), *after)

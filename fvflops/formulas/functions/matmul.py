@@ -1,4 +1,4 @@
-"""The product: matmul of any ranks, dense or sparse, and the three-factor product under nn.Bilinear."""
+"""Matrix products: matmul of any ranks, dense or sparse, and the three-factor product of nn.Bilinear."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fvflops.trace import TensorSpec, tensors_in
 
 
 def count_matmul(call: Call) -> Cost:
-    """Return the cost of a matmul as it runs: numel(out) * k, batches broadcast, vectors taken as one row or column.
+    """Return the cost of a matmul: numel(out) * k, with broadcast batches and vectors as one row or column.
 
-    A sparse first operand meets each column of the second with each of its stored elements; likewise the other way.
-    Two sparse operands get the expected value for independent patterns, rounded down. Takes aten::matmul and its kin:
-    the first two tensors are multiplied.
+    A sparse operand has one multiply-add per stored element and row or column of the dense one. For two sparse operands
+    it is the expected value for independent patterns, rounded down. For aten::matmul and its variants: the first two
+    tensors are multiplied.
 
     >>> first, second = TensorSpec((3, 1, 5, 4)), TensorSpec((2, 4, 6))
     >>> call = Call("aten::matmul", {"a": first, "b": second}, (TensorSpec((3, 2, 5, 6)),), "m(Tensor a, Tensor b) -> ")
@@ -32,7 +32,7 @@ def count_matmul(call: Call) -> Cost:
 
 
 def count_foreach_matmul(call: Call) -> Cost:
-    """Return the cost of aten::_foreach_mm: a product for each pair of matrices of the two lists.
+    """Return the cost of aten::_foreach_mm: one product per pair of matrices.
 
     >>> pair = (TensorSpec((4, 5)),), (TensorSpec((5, 6)),)
     >>> call = Call("aten::_foreach_mm", {"self": pair[0] * 3, "mat2": pair[1] * 3}, ((TensorSpec((4, 6)),) * 3,))
@@ -47,7 +47,7 @@ def count_foreach_matmul(call: Call) -> Cost:
 
 
 def count_trilinear(call: Call) -> Cost:
-    """Return the cost of aten::_trilinear: two products for each index of the dimension that it unrolls.
+    """Return the cost of aten::_trilinear: two products for each index of the unrolled dimension.
 
     The tensors are aligned by the dimensions that `expand1` ... insert; the first two are multiplied and summed over
     the dimensions that the third lacks, then the result and the third. Source: `_trilinear` in ATen's Linear.cpp.
@@ -59,7 +59,7 @@ def count_trilinear(call: Call) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The products of aten::_trilinear: shapes and axes summed; how often they are made, and whether that is summed."""
+    """The products of aten::_trilinear: shapes and summed axes; number of repetitions, and whether these are summed."""
 
     steps: tuple[tuple[list[int], list[int], set[int]], ...]
     times: int
@@ -85,7 +85,7 @@ def pair_up(call: Call) -> Pairs:
 def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) -> tuple[int, list[int]]:
     """Return the multiply-adds of one product of aligned tensors, and the shape of its result, summed axes as 1.
 
-    Without axes to sum it is an elementwise multiplication, which has no multiply-adds; else a batched matrix product.
+    Without summed axes it is an elementwise multiplication, which has no multiply-adds; else a batched matrix product.
     Source: `sumproduct_pair` in ATen's Linear.cpp.
 
     >>> multiply_pair([2, 3, 1], [1, 3, 4], [1])
@@ -94,7 +94,7 @@ def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) ->
     result = [max(sizes) if 0 not in sizes else 0 for sizes in zip(left, right, strict=True)]
     if not summed:
         return 0, result
-    # An axis to sum that one operand alone has is summed before the product.
+    # A summed axis of one operand only is summed before the product.
     kept = [1 if axis in summed and 1 in (left[axis], right[axis]) else size for axis, size in enumerate(result)]
     return math.prod(kept), [1 if axis in summed else size for axis, size in enumerate(result)]
 

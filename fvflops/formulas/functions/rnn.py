@@ -1,4 +1,4 @@
-"""The recurrence: the matrix products of LSTM, GRU and plain RNN layers, as one fused op runs them."""
+"""Matrix products of fused LSTM, GRU and plain RNN ops."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fvflops.trace import TensorSpec, tensors_in
 
 
 def count_recurrence(call: Call) -> Cost:
-    """Return the cost of a recurrent op: each weight matrix is applied once to each element of each sequence.
+    """Return the cost of a recurrent op: steps * batch * elements of all weight matrices.
 
-    So steps * batch * the elements of all weight matrices: of the input, the hidden state and the projection, of every
-    layer and direction. Gates and biases are not counted; activations are what the products write. The input is
-    [T, B, I], [B, T, I] or packed [total, I]. Takes lstm, gru, rnn_tanh and rnn_relu (`.input` and `.data`),
+    These are the matrices of the input, the hidden state and the projection, of every layer and direction. Gates and
+    biases are not counted; activations are the outputs of the products. The input is [T, B, I], [B, T, I] or packed
+    [total, I]. For lstm, gru, rnn_tanh and rnn_relu (`.input` and `.data`),
     mkldnn_rnn_layer, _cudnn_rnn, miopen_rnn and _lstm_mps. Source: the equations of torch.nn.LSTM, GRU and RNN.
 
     >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
@@ -32,7 +32,7 @@ def count_recurrence(call: Call) -> Cost:
 
 
 def count_recurrence_backward(call: Call) -> Cost:
-    """Return the cost of the backward of a recurrent op: the forward's for the inputs, and again for the weights.
+    """Return the cost of the backward of a recurrent op: the forward's for the inputs, and once more for the weights.
 
     `_cudnn_rnn_backward` always computes the gradients of the inputs, and those of the weights where
     `output_mask[3]` asks for them.
@@ -47,12 +47,12 @@ def wants_weights(call: Call) -> bool:
 
 
 def find_rows(call: Call) -> int:
-    """Return steps * batch of a recurrent op: the rows that each weight matrix meets."""
+    """Return steps * batch of a recurrent op: the rows of each matrix product."""
     return math.prod(call.shape("data" if "data" in call.arguments else "input")[:-1])
 
 
 def find_matrices(call: Call) -> Iterator[TensorSpec]:
-    """Yield the weight matrices of a recurrent op: for each layer of input, hidden state and maybe a projection."""
+    """Yield the weight matrices of a recurrent op: of input, hidden state and optional projection, layer by layer."""
     names = [name for name in call.arguments if name == "params" or name.startswith("weight")]
     if call.op.startswith("aten::mkldnn_rnn_layer"):
         # One argument for each weight; without biases the last two are zeros of the matrices' shapes.

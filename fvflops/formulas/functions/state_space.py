@@ -1,9 +1,9 @@
-"""The state space: the products of Mamba's fused functions, whose kernels no dispatch mode sees.
+"""Multiply-adds of Mamba's fused functions, whose kernels bypass the dispatcher.
 
-A selective scan keeps a state of N numbers for each channel. At each step a channel updates each of them, a
-multiply-add h = a * h + b, and reads them, a multiply-add into y: 2 * N multiply-adds for each element of the input.
-What makes a and b, the gate and the skip connection are elementwise, and not counted, as in a recurrent layer. A scan
-in chunks (Mamba-2) is counted as the same recurrence: the size of a chunk is the kernel's choice.
+A selective scan has a state of size N per channel. Each step updates each state element, a multiply-add
+h = a * h + b, and reads it, a multiply-add into y: 2 * N multiply-adds per input element. The discretisation (a and
+b), the gate and the skip connection are elementwise and not counted, as in a recurrent layer. A chunked scan (Mamba-2)
+is counted as the same recurrence: the chunk size is an implementation detail of the kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def count_mamba_inner(call: Call) -> Cost:
     """Return the cost of Mamba's inner function: its convolution, three projections and the scan.
 
     The tensors are xz [B, 2D, L], the convolution's weight [D, 1, W], those of the projections [R + 2N, D], [D, R] and
-    [E, D], and A [D, N], in this order; biases may stand between them. Source: arXiv:2312.00752, and `MambaInnerFn` of
+    [NOPE
     mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -30,15 +30,21 @@ def count_mamba_inner(call: Call) -> Cost:
     """
     tensors = list(tensors_in(tuple(call.arguments.values())))
     projected, convolved = tensors[:2]
-    into_parts, into_steps, outward, decay = [spec for spec in tensors if spec.ndim == 2][:4]
+    into_parts, into_steps, projection, decay = [spec for spec in tensors if spec.ndim == 2][:4]
     tokens = projected.shape[0] * projected.shape[2]
-    matrices = (convolved, into_parts, into_steps, outward)
+    matrices = (convolved, into_parts, into_steps, projection)
     channels = decay.shape[0]
-    widths = (projected.shape[1] // 2, convolved.shape[0], into_parts.shape[1], into_steps.shape[0], outward.shape[1])
+    widths = (
+        projected.shape[1] // 2,
+        convolved.shape[0],
+        into_parts.shape[1],
+        into_steps.shape[0],
+        projection.shape[1],
+    )
     _check(projected.ndim == convolved.ndim == 3 and {*widths} == {channels}, f"{channels} channels", call)
     return Cost(
         macs=tokens * (sum(spec.numel for spec in matrices) + 2 * decay.numel),
-        activations=tokens * (3 * channels + into_parts.shape[0] + outward.shape[0]),
+        activations=tokens * (3 * channels + into_parts.shape[0] + projection.shape[0]),
     )
 
 
@@ -47,8 +53,8 @@ def count_mamba_split_scan(call: Call) -> Cost:
 
     The tensors are zxbcdt [B, L, 2 * M + 2 * D + 2 * G * N + H], the convolution's weight [D + 2 * G * N, W] and
     perhaps its bias, the bias of the steps [H], A [H], and the skip [H] or [H, P]. Then perhaps an initial state
-    [B, H, P, N], the sequences' numbers, the norm's weight, and the projection's weight [E, M + D]. The number of
-    groups G is not among them: it is taken for 1, unless an initial state tells N. Source: arXiv:2405.21060, and
+    [B, H, P, N], the sequence indices, the norm's weight, and the projection's weight [E, M + D]. The number of groups
+    G is not among them: 1 is assumed, unless an initial state determines N. Source: arXiv:2405.21060, and
     `MambaSplitConv1dScanCombinedFn` of mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -62,21 +68,21 @@ def count_mamba_split_scan(call: Call) -> Cost:
     if rest[0].shape == (channels,):  # the convolution's bias
         rest = rest[1:]
     heads = rest[0].shape[0]
-    later = rest[3:]
-    outward = next((spec for spec in reversed(later) if spec.ndim == 2 and spec.is_floating_point), None)
-    width = call.out.shape[-1] if outward is None else outward.shape[1]
-    beside = projected.shape[-1] - heads - channels - width
-    scanned = width - beside
-    states = next((spec.shape[-1] for spec in later if spec.ndim == 4), (channels - scanned) // 2)
-    _check(projected.ndim == 3 and min(beside, scanned, states) >= 0 and rest[1].shape == (heads,), "Mamba-2", call)
+    optional = rest[3:]
+    projection = next((spec for spec in reversed(optional) if spec.ndim == 2 and spec.is_floating_point), None)
+    width = call.out.shape[-1] if projection is None else projection.shape[1]
+    mlp_width = projected.shape[-1] - heads - channels - width
+    scanned = width - mlp_width
+    states = next((spec.shape[-1] for spec in optional if spec.ndim == 4), (channels - scanned) // 2)
+    _check(projected.ndim == 3 and min(mlp_width, scanned, states) >= 0 and rest[1].shape == (heads,), "Mamba-2", call)
     tokens = math.prod(projected.shape[:-1])
     return Cost(
-        macs=tokens * (channels * window + 2 * scanned * states + (0 if outward is None else outward.numel)),
-        activations=tokens * (channels + scanned + (0 if outward is None else outward.shape[0])),
+        macs=tokens * (channels * window + 2 * scanned * states + (0 if projection is None else projection.numel)),
+        activations=tokens * (channels + scanned + (0 if projection is None else projection.shape[0])),
     )
 
 
 def _check(fits: bool, what: str, call: Call) -> None:
-    """Raise ValueError where the tensors are not those of the function: another one may have its class name."""
+    """Raise ValueError where the tensors are not those of the function: another class may have its name."""
     if not fits:
-        raise ValueError(f"the tensors of {call.op} are not those of {what}")
+        raise ValueError(f"the tensors of {call.op} do not match {what}")

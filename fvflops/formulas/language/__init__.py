@@ -1,1 +1,1 @@
-"""The language of formula tables: expressions, shape patterns, their functions and examples."""
+"""Language of formula tables: expressions, their functions, shape patterns and examples."""

@@ -1,4 +1,4 @@
-"""The call: what a formula sees of one op call or region, without tensors."""
+"""Argument of a formula: one op or region call as plain data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as a formula or a handle sees it: `def handle(call): return Cost(macs=call.out.numel)`.
+    """One call, as passed to a formula or a handle: `def handle(call): return Cost(macs=call.out.numel)`.
 
     `op` is the full name (`aten::addmm`). `arguments` maps every argument name of the op's schema to its value,
     defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an
     absent one is None. `outputs` holds one value for each result, and `schema` is the text of the op's schema. A
-    module or an `autograd.Function` has the arguments `input`, `input_1`, `input_2` ..., the tensors that went in.
-    `attributes` holds a module's numbers, texts and parameters by name, and is empty for everything else; `constants`
-    those of the table that asks, such as what an exponential costs.
+    module or an `autograd.Function` has its input tensors as arguments `input`, `input_1`, `input_2` ... `attributes`
+    are a module's public numbers, strings and parameters by name, empty for everything else; `constants` are those of
+    the table, such as the cost of an exponential.
 
     >>> spec = TensorSpec((2, 3))
     >>> call = Call("aten::relu", {"self": spec}, (spec,), "aten::relu(Tensor self) -> Tensor")
@@ -68,11 +68,11 @@ class Call:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of the arguments that are tensors by the schema, given or not, in its order; lists are left out."""
+        """Names of the arguments of type Tensor or Tensor? in schema order, passed or not; without lists."""
         return operands_of(self.schema)
 
     def tensor(self, name: str) -> TensorSpec:
-        """Return a tensor argument; a name that is no argument, or whose value is no tensor, raises ValueError."""
+        """Return a tensor argument; an unknown name, or a value that is no tensor, raises ValueError."""
         if name not in self.arguments:
             raise ValueError(f"{self.op} has no argument {name!r}: it has {', '.join(self.arguments) or 'none'}")
         value = self.arguments[name]
@@ -85,7 +85,7 @@ class Call:
         return self.tensor(name).shape
 
     def integer(self, name: str) -> int:
-        """Return an argument that is a whole number by the op's schema.
+        """Return an integer argument.
 
         >>> Call("aten::softmax.int", {"dim": 1}, ()).integer("dim")
         1
@@ -105,7 +105,7 @@ def operands_of(schema: str) -> tuple[str, ...]:
 
 
 def _nameless(op: str, template: str, inputs: Sequence[Value]) -> tuple[dict[str, Value], str]:
-    """Return the arguments of a call without a schema under made names, and a schema made of these."""
+    """Return the arguments of a call without a schema under generated names, and a generated schema."""
     arguments = {template.format(index): value for index, value in enumerate(inputs)}
     words = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
     return arguments, f"{op}({', '.join(words)}) -> (...)"

@@ -1,4 +1,4 @@
-"""The example of a row: one call, written small enough to recompute, and what it costs."""
+"""Example of a row: one call, small enough to recompute by hand, and its cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Union
 from fvflops.text import truncate
 from fvflops.trace import TensorSpec
 
-# What stands for an argument: a tensor's spec, a number, a text, true, false, none, or a list of such.
+# Value of an argument: a tensor's spec, a number, a string, true, false, none, or a list of these.
 Given = Union[TensorSpec, None, bool, int, float, str, "tuple[Given, ...]"]
 
 MAX_LENGTH = 1000
@@ -30,11 +30,11 @@ class Example:
     """One call and its cost.
 
     Written `2 3 8, 5 8 = 240`: the op's tensors in schema order (the arguments of type Tensor, Tensor? and Tensor[]),
-    each by its sizes; `()` has none, a dtype may follow (`2 3 int64`, else float32), `_` is a tensor that is not given,
+    each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), `_` is an absent tensor,
     and `[2 3, 3 4]` a list of tensors. Every other argument is named: `dim=1`, `p=2.0`, `equation='ij->ji'`,
-    `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument stands in angle brackets, `offs=<4
-    int32>`. After `->` stand the results, parted by `;`: the op is then not run, as suits one that has no meta kernel
-    or belongs to a library that is not there. The number at the end is multiply_add * macs + flops.
+    `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument is in angle brackets, `offs=<4
+    int32>`. Results may follow after `->`, separated by `;`: then the op is not run, for ops that have no meta kernel
+    or belong to a library that is not installed. The number at the end is multiply_add * macs + flops.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Example:
 
     @staticmethod
     def parse(text: str) -> Example:
-        """Return the example that a text says; a mistake raises ExampleError.
+        """Parse an example; a syntax error raises ExampleError.
 
         >>> Example.parse("2 3 8, 5 8 = 240").total
         240
@@ -62,7 +62,7 @@ class Example:
             if match is None:
                 tensors.append(_tensors(item, text))
             elif match[1] in named:
-                raise ExampleError(f"the example {text!r} gives {match[1]} twice")
+                raise ExampleError(f"the example {text!r} has {match[1]} twice")
             else:
                 named[match[1]] = _value(match[2].strip(), text)
         outputs = None if results is None else tuple(_tensors(item, text) for item in _split(results, ";", text))
@@ -80,7 +80,7 @@ def _sections(text: str) -> tuple[str, str | None, int]:
 
 
 def _split(text: str, mark: str, whole: str) -> Iterator[str]:
-    """Yield the parts of a text between marks that stand outside brackets and quotes, stripped."""
+    """Split a text at the marks outside of brackets and quotes, and yield the parts stripped."""
     depth, quoted, start = 0, False, 0
     for index, letter in enumerate(text):
         if letter == "'":
@@ -107,7 +107,7 @@ def _tensors(item: str, whole: str) -> Given:
         return None
     match = _SHAPE.fullmatch(item)
     if match is None:
-        raise ExampleError(f"the example {whole!r} has {item!r}, which is no tensor: write its sizes, as in '2 3'")
+        raise ExampleError(f"the example {whole!r} has {item!r}, which is not a tensor: write its sizes, as in '2 3'")
     sizes = tuple(int(word) for word in item.split() if word.isdigit())
     return TensorSpec(sizes, match[1] or "float32", "meta")
 

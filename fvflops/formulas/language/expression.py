@@ -1,4 +1,4 @@
-"""The expression: the arithmetic that a table may write, checked by a whitelist and walked, never run as code."""
+"""Arithmetic expressions of tables: checked against a whitelist and interpreted, never run as Python code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_EXPONENT = 8
 
 _FORBIDDEN = ("\\", "#", "'''", '"""')
 _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
-# Python reads `1if` as two words, and warns of it on its standard error.
+# Python tokenises `1if` as two words, with a warning on standard error.
 _GLUED = re.compile(r"(?<!\w)\d[\d_]*\.?[A-Za-z]+|\w+\"")
 
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[int, int], int]] = {
@@ -44,16 +44,16 @@ _COMPARISONS: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
 
 
 class ExpressionError(ValueError):
-    """An expression that is not allowed, or that has no whole, non-negative value for a call."""
+    """An expression that is not allowed, or whose value for a call is no integer >= 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression: its text, and the names for which it wants values.
+    """A parsed expression: its text and its free names.
 
-    It knows whole numbers, names, `+ - * // %`, `/` where it leaves no remainder, `**` with a constant exponent up to
-    8, comparisons, `and or not`, `a if b else c`, `list[0]`, texts in comparisons, True, False, None, and the
-    functions of `fvflops.formulas.language.functions`.
+    Supported are integers, names, `+ - * // %`, `/` without remainder, `**` with a constant exponent up to 8,
+    comparisons, `and or not`, `a if b else c`, `list[0]`, strings in comparisons, True, False, None, and the functions
+    of `fvflops.formulas.language.functions`.
 
     >>> Expression.parse("2*m*k*n if training else m*k*n").names == {"m", "k", "n", "training"}
     True
@@ -65,7 +65,7 @@ class Expression:
 
     @staticmethod
     def parse(text: str) -> Expression:
-        """Return the expression that a text says; one that is not allowed raises ExpressionError.
+        """Parse an expression; one that is not allowed raises ExpressionError.
 
         >>> Expression.parse("__import__('os')")
         Traceback (most recent call last):
@@ -74,7 +74,7 @@ class Expression:
         return _parse(text)
 
     def evaluate(self, names: Mapping[str, Value]) -> int:
-        """Return the value for a call, a whole number that is not negative; anything else raises ExpressionError.
+        """Return the value for a call, an integer >= 0; anything else raises ExpressionError.
 
         >>> Expression.parse("numel(out) * 5").evaluate({"out": TensorSpec((2, 3))})
         30
@@ -92,7 +92,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The text of a part of an expression, made where an error asks for it: making it takes longer than computing."""
+    """Text of a subexpression, created only for an error: unparsing takes longer than evaluating."""
 
     node: ast.AST
 
@@ -111,12 +111,12 @@ def _parse(text: str) -> Expression:
         raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
     glued = _GLUED.search(_TEXT.sub('""', line))
     if glued:
-        raise ExpressionError(f"{glued[0]} in {line!r}: a number has digits alone, and a space parts words")
+        raise ExpressionError(f"{glued[0]} in {line!r}: a number has only digits, and words are separated by spaces")
     try:
         tree = ast.parse(line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
-        raise ExpressionError(f"this is no expression ({reason}): {line!r}") from None
+        raise ExpressionError(f"not an expression ({reason}): {line!r}") from None
     try:
         names = frozenset(_check(tree, 0))
     except FunctionError as error:
@@ -132,7 +132,7 @@ def _hint(tree: ast.expr, error: FunctionError) -> str:
 
 
 def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[str]:
-    """Yield the names that a tree wants; a node that is not allowed raises FunctionError."""
+    """Yield the free names of a tree; a node that is not allowed raises FunctionError."""
     if depth > MAX_DEPTH:
         raise FunctionError(f"more than {MAX_DEPTH} levels of nesting")
     if isinstance(node, ast.Name):
@@ -147,7 +147,7 @@ def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[s
 
 def _check_constant(node: ast.Constant, in_comparison: bool) -> None:
     if isinstance(node.value, str) and not in_comparison:
-        raise FunctionError(f"the text {node.value!r} stands outside a comparison")
+        raise FunctionError(f"the string {node.value!r} is outside of a comparison")
     if not (node.value is None or isinstance(node.value, (bool, int, str))):
         raise FunctionError(f"the constant {_unparse(node)} is not a whole number")
     if isinstance(node.value, int):
@@ -155,7 +155,7 @@ def _check_constant(node: ast.Constant, in_comparison: bool) -> None:
 
 
 def _parts(node: ast.AST) -> list[ast.expr]:
-    """Return the parts of a node whose own form is allowed."""
+    """Return the child nodes of an allowed node; one that is not allowed raises FunctionError."""
     match node:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             exponent = _index(right)
@@ -232,17 +232,17 @@ def _compare(node: Any, names: Mapping[str, Value]) -> bool:
     for op, part in zip(node.ops, node.comparators, strict=True):
         right = _plain(_walk(part, names))
         try:
-            holds = _COMPARISONS[type(op)](left, right)
+            satisfied = _COMPARISONS[type(op)](left, right)
         except TypeError:
             raise FunctionError(f"{_show(left)} and {_show(right)} have no order") from None
-        if not holds:
+        if not satisfied:
             return False
         left = right
     return True
 
 
 def _plain(value: Value) -> Value:
-    # A dtype or a layout compares with its name: `out_dtype == 'float32'`.
+    # A dtype or a layout compares equal to its name: `out_dtype == 'float32'`.
     return value.name if isinstance(value, Symbol) else value
 
 

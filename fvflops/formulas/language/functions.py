@@ -1,4 +1,4 @@
-"""The functions that an expression may call, each by what a table writes."""
+"""Functions that expressions may call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from fvflops.trace import TensorSpec, Value
 
-# What a function gets for each argument: its value, and what says the text that stood there, asked for in errors alone.
+# An argument of a function: its value, and an object whose `str` is its source text, used in errors only.
 Argument = tuple[Value, object]
 
 
 class FunctionError(ValueError):
-    """A value that a function or an operator cannot work on."""
+    """An invalid operand of a function or an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function: how it is written, the least and most arguments it takes, what it computes."""
+    """A function: its usage, its minimum and maximum number of arguments, its implementation."""
 
     usage: str
     arity: tuple[int, int]
@@ -26,30 +26,30 @@ class Function:
 
 
 def as_integer(value: Value, text: object) -> int:
-    """Return a whole number, True and False as 1 and 0; every other value raises FunctionError.
+    """Return an integer, True and False as 1 and 0; any other value raises FunctionError.
 
-    `text` says what stood there; it is turned into text where there is an error, and so in the next two.
+    `text` is the source text of the value; it is converted by `str` only in an error, as in the next two functions.
     """
     if isinstance(value, int):
         return int(value)
     if isinstance(value, TensorSpec):
         raise FunctionError(f"{text} is a tensor, not a number (write numel({text}) or size({text}, 0))")
     if value is None:
-        raise FunctionError(f"{text} is None where a number is needed (ask is_none({text}) first)")
+        raise FunctionError(f"{text} is None where a number is needed (check is_none({text}) first)")
     raise FunctionError(f"{text} is {value!r}, not a whole number")
 
 
 def as_tensor(value: Value, text: object) -> TensorSpec:
-    """Return a tensor; every other value raises FunctionError."""
+    """Return a tensor; any other value raises FunctionError."""
     if isinstance(value, TensorSpec):
         return value
     if value is None:
-        raise FunctionError(f"{text} is None where a tensor is needed (ask is_none({text}) first)")
+        raise FunctionError(f"{text} is None where a tensor is needed (check is_none({text}) first)")
     raise FunctionError(f"{text} is {value!r}, not a tensor")
 
 
 def as_list(value: Value, text: object) -> tuple[Value, ...]:
-    """Return a list; every other value raises FunctionError."""
+    """Return a list; any other value raises FunctionError."""
     if isinstance(value, tuple):
         return value
     raise FunctionError(f"{text} is {value!r} where a list is needed")
@@ -108,13 +108,13 @@ def _extreme(choose: Callable[[list[int]], int]) -> Callable[..., Value]:
 
 
 FUNCTIONS: dict[str, Function] = {
-    # the elements of a tensor; of a list of tensors the tuple of theirs, absent ones left out
+    # the elements of a tensor; of a list of tensors a tuple, without absent ones
     "numel": Function("numel(tensor)", (1, 1), _numel),
     # the stored elements of a sparse tensor, numel of every other
     "nnz": Function("nnz(tensor)", (1, 1), _nnz),
-    # the numbers in one element: 2 of float4_e2m1fn_x2, else 1
+    # the values packed in one element: 2 of float4_e2m1fn_x2, else 1
     "packed": Function("packed(tensor)", (1, 1), _packed),
-    # one size; for a list of axes the tuple of theirs
+    # one size; for a list of axes a tuple
     "size": Function("size(tensor, axis)", (2, 2), _size),
     "ndim": Function("ndim(tensor)", (1, 1), lambda argument: as_tensor(*argument).ndim),
     "prod": Function("prod(list)", (1, 1), lambda argument: math.prod(_integers(*argument))),

@@ -1,4 +1,4 @@
-"""The pattern: letters for the dimensions of a call's tensors, such as "*b k, n k"."""
+"""Shape patterns: names for the dimensions of a call's tensors, such as "*b k, n k"."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _WORD = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be read, or that does not fit the shapes of a call."""
+    """A pattern that cannot be parsed, or that does not match the shapes of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which shapes an op takes, one item for each tensor.
+    """Shapes of an op's tensors, one item for each.
 
-    Written positional it is a text with commas, for the op's arguments of type Tensor or Tensor? in schema order,
-    tensors at the end left out at will; written by name it is a mapping from argument name to item. An item has words
-    parted by spaces: a name binds a dimension, and means the same size wherever it stands; a number is that size;
-    `*b` stands for any number of dimensions and binds their product; `...` for any number, binding nothing. The item
-    `_` skips a tensor, given or not, and `()` is a tensor without dimensions.
+    A comma-separated text applies to the op's arguments of type Tensor or Tensor? in schema order, and may omit
+    trailing tensors; a mapping goes from argument name to item. An item has words separated by spaces: a name binds a
+    dimension, and is the same size everywhere; a number is that size; `*b` matches any number of dimensions and binds
+    their product; `...` matches any number and binds nothing. The item `_` skips a tensor, present or not, and `()` is
+    a 0-dimensional tensor.
 
     >>> Pattern.parse("*b k, n k").names == {"b", "k", "n"}
     True
@@ -44,11 +44,11 @@ class Pattern:
 
     @staticmethod
     def parse(text: str | Mapping[str, str]) -> Pattern:
-        """Return the pattern that a text, or a mapping of argument name to text, says; else raise PatternError."""
+        """Parse a text, or a mapping of argument name to text; a syntax error raises PatternError."""
         return _parse(text) if isinstance(text, str) else _parse_named(tuple(text.items()))
 
     def match(self, call: Call) -> dict[str, int]:
-        """Return what each name is bound to; shapes that do not fit raise PatternError, which replays both.
+        """Return name → size; shapes that do not match raise PatternError, which quotes both.
 
         >>> matrix = TensorSpec((2, 3, 8))
         >>> call = Call("aten::linear", {"x": matrix, "w": TensorSpec((5, 8))}, (), "l(Tensor x, Tensor w) -> Tensor")
@@ -67,13 +67,13 @@ class Pattern:
     def _bind(self, bound: dict[str, int], words: tuple[str, ...], name: str, call: Call) -> None:
         if name not in call.arguments:
             hint = suggest(name, call.arguments, quote=False, cutoff=0.5)
-            raise PatternError(f"{self.text!r} names {name}, which {call.op} has not{hint}")
+            raise PatternError(f"{self.text!r} names {name}, which {call.op} does not have{hint}")
         shape = _shape_of(call.arguments[name])
         if shape is None:
             raise PatternError(f"{self.text!r} needs {name}, which is {call.arguments[name]!r}")
         wild = next((index for index, word in enumerate(words) if word[0] in "*."), None)
         if len(shape) != len(words) if wild is None else len(shape) < len(words) - 1:
-            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D where {' '.join(words) or '()'!r} stands"))
+            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D, not {' '.join(words) or '()'!r}"))
         for word, size in _pairs(words, shape, wild):
             wanted = int(word) if word.isdigit() else bound.setdefault(word, size)
             if wanted != size:
@@ -134,7 +134,7 @@ def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
         if not _WORD.fullmatch(word):
             raise PatternError(f"the pattern {text!r} has {word!r}: a word is a name, a number, *name or ...")
         if iskeyword(word.removeprefix("*")):
-            raise PatternError(f"the pattern {text!r} has {word!r}, a word of Python's own: take another name")
+            raise PatternError(f"the pattern {text!r} has {word!r}, a Python keyword: choose another name")
         if word.isdigit() and len(word) > MAX_DIGITS:
             raise PatternError(f"the pattern {truncate(text)!r} has a number of more than {MAX_DIGITS} digits")
     if sum(word[0] in "*." for word in words) > 1:

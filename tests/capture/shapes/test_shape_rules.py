@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.analysis.table_examples import NotHere, bind_example, overloads_of
+from fvflops.analysis.table_examples import NotRunnable, bind_example, overloads_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.metadata import metadata_of
@@ -788,7 +788,7 @@ def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
         return []  # their kernels end the process when numbers are not those of a quantised tensor
     try:
         overloads = overloads_of(row.name)
-    except NotHere:
+    except NotRunnable:
         return []
     for overload in overloads:
         values = bind_example(overload._schema, Example.parse(row.example))

@@ -1,4 +1,4 @@
-"""The exact attention: products, scale, mask, softmax and dropout, alone and in the fused layers that hold one."""
+"""Exact cost of attention: products, scale, mask, softmax and dropout, alone and in fused layers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec
 
 _MASKS = ("attn_mask", "attn_bias", "bias")
-# Each query and key: the maximum, the difference to it, the sum of the exponentials, the division by it.
+# Per query and key: the maximum, the difference to it, the sum of the exponentials, the division by it.
 _SOFTMAX = 4
 
 
 def count_exact_attention(call: Call) -> Cost:
-    """Return the cost of an attention: its products, and for each query and key scale, mask, softmax and dropout.
+    """Return the cost of an attention: its products, and per query and key the scale, mask, softmax and dropout.
 
-    The scale is one multiplication, a mask of numbers one addition (one of true and false selects), softmax 4 and an
-    exponential, dropout a multiplication by its mask and one by 1/(1 - p). Dense, as `count_attention`, whose tensors
-    and ops it takes; the constant is `exp`.
+    The scale is one multiplication, a float mask one addition (a bool mask selects), softmax 4 and an exponential,
+    dropout a multiplication by its mask and one by 1/(1 - p). Dense, for the tensors and ops of `count_attention`; the
+    constant is `exp`.
 
     >>> spec = TensorSpec((1, 2, 3, 4))
     >>> arguments = {"query": spec, "key": spec, "value": spec}
@@ -45,9 +45,9 @@ def count_exact_attention_bshd(call: Call) -> Cost:
 
 
 def count_exact_attention_backward(call: Call) -> Cost:
-    """Return the cost of a fused attention's backward: its five products, and what stands between them.
+    """Return the cost of a fused attention's backward: its five products, and the elementwise ops between them.
 
-    For each query and key the scale and the mask of the score, its difference to the logsumexp and the exponential P;
+    Per query and key the scale and the mask of the score, its difference to the logsumexp and the exponential P;
     then dP - D, times P, times the scale; D is the sum of dO * O over a row. Dropout multiplies P and dP by mask and
     scale. Source: algorithm 4 of arXiv:2205.14135 (FlashAttention).
     """
@@ -62,20 +62,20 @@ def count_exact_attention_bshd_backward(call: Call) -> Cost:
 def count_exact_multi_head_attention(call: Call) -> Cost:
     """Return the cost of a fused multi-head attention: projections with their biases, and the attention.
 
-    Where its weights are asked for, the query is scaled and not the scores, and the weights are averaged over the
-    heads: what `torch.nn.functional.multi_head_attention_forward` does. Takes aten::_native_multi_head_attention.
+    With `need_weights`, the query is scaled instead of the scores, and the weights are averaged over the heads, as in
+    `torch.nn.functional.multi_head_attention_forward`. For aten::_native_multi_head_attention.
     """
     query, key = call.shape("query"), call.shape("key")
-    heads, weighed = call.integer("num_head"), bool(call.arguments.get("need_weights"))
-    averaged = weighed and bool(call.arguments.get("average_attn_weights"))
-    flops = _multi_head(call, query, key[1], heads, weighed, averaged)
+    heads, returns_weights = call.integer("num_head"), bool(call.arguments.get("need_weights"))
+    averaged = returns_weights and bool(call.arguments.get("average_attn_weights"))
+    flops = _multi_head(call, query, key[1], heads, returns_weights, averaged)
     return _with(count_multi_head_attention(call), flops)
 
 
 def count_exact_encoder_layer(call: Call) -> Cost:
     """Return the cost of a fused encoder layer: attention, two linears with biases, activation, two sums, two norms.
 
-    A norm of n numbers is 5n + 5, and 2n for weight and bias. Takes aten::_transformer_encoder_layer_fwd.
+    A norm of n elements is 5n + 5, and 2n for weight and bias. For aten::_transformer_encoder_layer_fwd.
     """
     source = call.shape("src")
     tokens, width = math.prod(source[:-1]), source[-1]
@@ -105,7 +105,7 @@ def _backward(call: Call, heads: Heads) -> int:
 
 
 def _masks(call: Call) -> int:
-    """Return how many additions of masks there are for each score: of numbers, not of true and false."""
+    """Return the number of mask additions per score; bool masks add nothing."""
     masks = (call.arguments.get(name) for name in _MASKS)
     return sum(isinstance(mask, TensorSpec) and mask.is_floating_point for mask in masks)
 
@@ -114,12 +114,14 @@ def _drops(call: Call) -> bool:
     return call.arguments.get("dropout_p") not in (None, 0, 0.0)
 
 
-def _multi_head(call: Call, query: tuple[int, ...], keys: int, heads: int, weighed: bool, averaged: bool) -> int:
+def _multi_head(
+    call: Call, query: tuple[int, ...], keys: int, heads: int, returns_weights: bool, averaged: bool
+) -> int:
     batch, queries, width = query
     biases = batch * width * (queries + 2 * keys + queries)
     pairs = batch * heads * queries * keys
     mask = call.arguments.get("mask")
     masked = isinstance(mask, TensorSpec) and mask.is_floating_point
-    scales = batch * queries * width if weighed else pairs
+    scales = batch * queries * width if returns_weights else pairs
     averages = pairs + pairs // max(1, heads) if averaged else 0
     return biases + scales + pairs * (masked + _SOFTMAX + call.constants["exp"]) + averages

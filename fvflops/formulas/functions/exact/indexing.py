@@ -1,4 +1,4 @@
-"""The exact index_put: where it accumulates, an addition for each element that it writes."""
+"""Exact cost of index_put: with `accumulate` one addition per written element."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fvflops.trace import TensorSpec
 
 
 def count_exact_index_put(call: Call) -> Cost:
-    """Return the cost of an index_put: nothing, or with `accumulate` an addition for each place that is named.
+    """Return the cost of an index_put: 0, or with `accumulate` one addition per indexed element.
 
-    The indices broadcast together, dimensions without one are taken whole, and the values broadcast to that. A mask
-    names as many places as the values say. Takes aten::index_put and its kin.
+    The indices broadcast together, dimensions without an index are selected whole, and the values broadcast to that. A
+    bool mask is taken to select as many elements as there are values. For aten::index_put and its variants.
 
     >>> arguments = {"self": TensorSpec((4, 3)), "indices": (TensorSpec((2,), "int64"),), "values": TensorSpec((3,))}
     >>> count_exact_index_put(Call("aten::index_put", {**arguments, "accumulate": True}, ())).flops

@@ -1,4 +1,4 @@
-"""The exact product of several tensors: einsum and _trilinear, with the multiplications and sums outside matmuls."""
+"""Exact cost of einsum and _trilinear, including the multiplications and sums outside of matrix products."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fvflops.formulas.language.call import Call
 def count_exact_einsum(call: Call) -> Cost:
     """Return the cost of an einsum as torch runs it: matrix products, elementwise products and sums.
 
-    An index that one operand alone still has is summed before the product, an addition for each of its elements; a
-    product without an index to sum is multiplications. Takes aten::einsum; see `count_einsum`.
+    An index of one operand only is summed before the product, an addition per element; a product without contracted
+    indices is multiplications. For aten::einsum; see `count_einsum`.
 
     >>> from fvflops.trace import TensorSpec
     >>> pair = (TensorSpec((2, 3)), TensorSpec((4,)))
@@ -24,12 +24,12 @@ def count_exact_einsum(call: Call) -> Cost:
     Cost(macs=0, flops=14, activations=8)
     """
     contraction = contract(call)
-    add, multiply = _prices(call)
+    add, multiply = _operation_costs(call)
     macs = flops = 0
     for step in contraction.steps:
         flops += add * sum(math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.alone))
-        macs += multiply_pair(*step.apart, step.summed)[0]
-        flops += _outside(*step.apart, step.summed, add, multiply)
+        macs += multiply_pair(*step.reduced_shapes, step.summed)[0]
+        flops += _outside(*step.reduced_shapes, step.summed, add, multiply)
     if any(contraction.last[axis] > 1 for axis in contraction.left_over):
         flops += add * math.prod(contraction.last)
     return Cost(macs, flops, call.out.numel)
@@ -37,7 +37,7 @@ def count_exact_einsum(call: Call) -> Cost:
 
 def count_exact_trilinear(call: Call) -> Cost:
     """Return the cost of aten::_trilinear, with its elementwise products and its sums over the unrolled dimension."""
-    products, add, multiply = count_trilinear(call), *_prices(call)
+    products, add, multiply = count_trilinear(call), *_operation_costs(call)
     pairs = pair_up(call)
     flops = sum(_outside(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
     if pairs.sums_unrolled:
@@ -45,12 +45,12 @@ def count_exact_trilinear(call: Call) -> Cost:
     return Cost(products.macs, products.flops + pairs.times * flops, products.activations)
 
 
-def _prices(call: Call) -> tuple[int, int]:
+def _operation_costs(call: Call) -> tuple[int, int]:
     return (2, 6) if call.out.is_complex else (1, 1)
 
 
 def _outside(left: list[int], right: list[int], summed: Collection[int], add: int, multiply: int) -> int:
-    """Return the flops of one product that are no multiply-adds."""
+    """Return the FLOPs of one product that are no multiply-adds."""
     if not summed:
         return multiply * math.prod(multiply_pair(left, right, summed)[1])
     pairs = ((left, right), (right, left))

@@ -1,4 +1,4 @@
-"""The exact resampling: interpolation with antialiasing, and sampling at positions that the data says."""
+"""Exact cost of antialiased interpolation and of grid sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
 
-# How far a filter reaches to each side, in units of the larger of both grids' spacing.
+# Filter radius, in units of the larger of both grids' spacing.
 _REACHES = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 _BILINEAR, _NEAREST, _BICUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
@@ -17,9 +17,9 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 def count_exact_antialiased(call: Call) -> Cost:
     """Return the cost of an interpolation with antialiasing: the width first, then the height.
 
-    An output is a sum of k products, k the width of its window at most: 2*ceil(reach*scale) + 1, where the reach is 1
-    (bilinear), 2 (bicubic) or 3 (lanczos) and the scale that of a reduction, or 1. Along a dimension that keeps its
-    size nothing is computed. Takes aten::_upsample_bilinear2d_aa ... Source: ATen's UpSampleKernel.cpp.
+    An output is a sum of k products, where k is the maximum window size 2*ceil(reach*scale) + 1, the reach is 1
+    (bilinear), 2 (bicubic) or 3 (lanczos), and the scale is the downscaling factor, at least 1. A dimension that keeps
+    its size costs nothing. For aten::_upsample_bilinear2d_aa ... Source: ATen's UpSampleKernel.cpp.
 
     >>> from fvflops.trace import TensorSpec
     >>> image, out = TensorSpec((1, 1, 8, 8)), TensorSpec((1, 1, 4, 4))
@@ -31,13 +31,13 @@ def count_exact_antialiased(call: Call) -> Cost:
 
 
 def count_exact_antialiased_backward(call: Call) -> Cost:
-    """Return the cost of its backward: for each gradient and each point of its window a product and an addition."""
+    """Return the cost of its backward: a product and an addition per gradient and point of its window."""
     passes = _passes(call, tuple(call.arguments["input_size"]), call.shape("grad_output"))  # type: ignore[arg-type]
     return Cost(flops=sum(2 * outputs * points for outputs, points in passes))
 
 
 def _passes(call: Call, image: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return outputs and points of each for the pass along the width, and for that along the height."""
+    """Return (outputs, points per output) for the passes along the width and along the height."""
     reach = next(reach for name, reach in _REACHES.items() if name in call.op)
     passes = []
     planes = math.prod(out[:-2])
@@ -46,29 +46,29 @@ def _passes(call: Call, image: tuple[int, ...], out: tuple[int, ...]) -> list[tu
         (planes * out[-2] * out[-1], image[-2], out[-2]),
     ):
         if size != result and result:
-            # ceil(reach * size / result), at least the reach; a window has no more points than there are.
+            # ceil(reach * size / result), at least the reach; a window has at most as many points as the input.
             passes.append((outputs, min(size, 2 * max(reach, -(-reach * size // result)) + 1)))
     return passes
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What grid sampling costs: flops for each position, and for each number that is read there."""
+    """Cost of grid sampling: FLOPs per position, and per element read there."""
 
     position: int
     output: int
 
 
 def count_exact_grid_sampler(call: Call) -> Cost:
-    """Return the cost of sampling at positions that the data says.
+    """Return the cost of grid sampling.
 
-    Each coordinate is brought to units of pixels: 3 operations, 4 where corners are not aligned. The padding mode
-    border bounds it from two sides; reflection before that takes |x - low| (2), how often the span fits (2), the
-    remainder (2) and its mirror image (2). Bilinear: a whole part and the distances to both sides (3), the corners'
-    weights (one product each in 2-D, two in 3-D); each output has as many products, and one sum less. Nearest: a
-    rounding. Bicubic: a whole part and a distance, 25 operations for the weights of a dimension; each output 5 sums of
-    4 products, row by row, for which the padding mode moves positions. Input [N, C, H, W] or [N, C, D, H, W]. Takes
-    aten::grid_sampler, grid_sampler_2d and 3d. Source: ATen's GridSampler.h.
+    Each coordinate is converted to pixels: 3 operations, 4 without aligned corners. The padding mode border clamps it
+    from two sides; reflection before that takes |x - low| (2), how often the span fits (2), the remainder (2) and its
+    mirror image (2). Bilinear: a floor and the distances to both sides (3), the corners' weights (one product each in
+    2-D, two in 3-D); each output has as many products, and one sum less. Nearest: a rounding. Bicubic: a floor and a
+    distance, 25 operations for the weights of a dimension; each output 5 sums of 4 products, row by row, for which the
+    padding mode moves positions. Input [N, C, H, W] or [N, C, D, H, W]. For aten::grid_sampler, grid_sampler_2d and 3d.
+    Source: ATen's GridSampler.h.
 
     >>> from fvflops.trace import TensorSpec
     >>> specs = {"input": TensorSpec((1, 3, 4, 4)), "grid": TensorSpec((1, 5, 5, 2))}
@@ -80,11 +80,11 @@ def count_exact_grid_sampler(call: Call) -> Cost:
 
 
 def count_exact_grid_sampler_backward(call: Call) -> Cost:
-    """Return the cost of the backward of grid sampling: positions again, the input's gradient and the grid's.
+    """Return the cost of the backward of grid sampling: recomputed positions, the gradients of input and grid.
 
-    To each point that an output read go a product and an addition; towards the grid each point adds for each dimension
-    the product of its value, the gradient and what is left of its weight (in 3-D a product of two distances); a scale
-    at the end for each coordinate.
+    The input's gradient takes a product and an addition per point that an output read. To the grid's gradient each
+    point adds, per dimension, the product of its value, the gradient and the derivative of its weight (in 3-D a product
+    of two distances); then one scaling per coordinate.
     """
     grad, mask = call.tensor("grad_output"), call.arguments.get("output_mask")
     wants_input, wants_grid = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else (True, True)
@@ -92,7 +92,7 @@ def count_exact_grid_sampler_backward(call: Call) -> Cost:
     points = {_BILINEAR: 2**spatial, _NEAREST: 1, _BICUBIC: 4**spatial}[mode]
     towards_input = 2 * points * wants_input if mode != _NEAREST else wants_input
     towards_grid = 3 * points * spatial * wants_grid if mode != _NEAREST else 0
-    # Of each coordinate the scale; what is left of the weights of 3-D corners: 4 products for each of 3 dimensions.
+    # The scaling per coordinate; derivatives of the weights of 3-D corners: 4 products for each of 3 dimensions.
     slopes = 0 if mode == _NEAREST else spatial + (12 if spatial == 3 else 0)
     positions = _positions(call) * (_sampling(call).position + slopes * wants_grid)
     return Cost(flops=positions + grad.numel * (towards_input + towards_grid))
@@ -113,7 +113,7 @@ def _positions(call: Call) -> int:
 
 def _sampling(call: Call) -> Sampling:
     spatial, padding = _grid(call)[-1], call.arguments.get("padding_mode")
-    # cuDNN's has no modes: bilinear, zeros, corners aligned.
+    # cuDNN's op has no mode arguments: bilinear, zeros, aligned corners.
     aligned = bool(call.arguments.get("align_corners", True))
     coordinate = 3 if aligned else 4
     mode = _mode(call)

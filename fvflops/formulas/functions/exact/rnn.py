@@ -1,4 +1,4 @@
-"""The exact recurrence: the products of LSTM, GRU and plain RNN layers, and beside them biases, gates and dropout."""
+"""Exact cost of LSTM, GRU and plain RNN ops: products, biases, gates and dropout."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fvflops.formulas.functions.rnn import (
 from fvflops.formulas.language.call import Call
 from fvflops.trace import tensors_in
 
-# cuDNN's, MIOpen's and oneDNN's numbers of the cells.
+# Cell types by their number in cuDNN, MIOpen and oneDNN.
 _MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one hidden unit of a cell costs in a step, beside the products.
+    """Cost of one hidden unit of a cell in one step, without the products.
 
-    `gates` are the rows of its weight matrices, each with a bias or two; `sums` how many of these add what came from
-    the input and from the hidden state. `steps` are other operations forward and backward, the rest how often the
-    elementary functions are called forward, and tanh backward.
+    `gates` is the number of rows of its weight matrices, each with one or two biases; `sums` the number of these that
+    add the contributions of the input and the hidden state. `steps` are other operations forward and backward, the
+    rest the numbers of elementary function calls forward, and of tanh backward.
     """
 
     gates: int
@@ -38,19 +38,19 @@ class Cell:
     tangents_backward: int
 
     def forward(self, biases: int, constants: Mapping[str, int]) -> int:
-        """Return the flops of one unit in one step, where each gate has so many biases."""
+        """Return the FLOPs of one unit in one step, with `biases` per gate."""
         functions = self.exponentials * (constants["exp"] + 3) + self.tangents * constants["tanh"]
         return self.gates * biases + self.sums + self.steps + functions
 
     def backward(self, biases: int, constants: Mapping[str, int]) -> int:
-        """Return the flops of one unit in one step of the backward pass; the gradient of a bias is a sum."""
+        """Return the FLOPs of one unit in one step of the backward pass; the gradient of a bias is a sum."""
         return self.gates * biases + self.steps_backward + self.tangents_backward * constants["tanh"]
 
 
-# LSTM: i, f, o are sigmoids and g a tangent; f*c + i*g, o*tanh(c). GRU: r, z are sigmoids, n = tanh(x + r*h), and
-# (h - n)*z + n. Backward: 3 operations for each sigmoid or tangent, and the products around them, as
+# LSTM: i, f, o are sigmoids and g a tanh; f*c + i*g, o*tanh(c). GRU: r, z are sigmoids, n = tanh(x + r*h), and
+# (h - n)*z + n. Backward: 3 operations for each sigmoid or tanh, and the products around them, as
 # _thnn_differentiable_lstm_cell_backward and _thnn_differentiable_gru_cell_backward in ATen's RNN.cpp; and the sum of
-# the gradients that reach the hidden state, of the output and of the next step (of a GRU by two ways).
+# the gradients of the hidden state, from the output and from the next step (two in a GRU).
 _CELLS = {
     "lstm": Cell(4, 4, 4, 3, 2, 23, 1),
     "gru": Cell(3, 3, 4, 2, 1, 18, 0),
@@ -62,8 +62,8 @@ _CELLS = {
 def count_exact_recurrence(call: Call) -> Cost:
     """Return the cost of a recurrent op: its products, and biases, gates and dropout between layers.
 
-    Each hidden unit of each step, layer and direction pays for its cell: for an LSTM 4 sums of gates, 3 sigmoids (3 and
-    an exponential), 2 tangents and 4 operations more. Constants: `exp` and `tanh`. Takes what `count_recurrence` takes.
+    Each hidden unit of each step, layer and direction costs one cell: for an LSTM 4 sums of gates, 3 sigmoids (3 and an
+    exponential), 2 tanh and 4 more operations. Constants: `exp` and `tanh`. For the ops of `count_recurrence`.
 
     >>> from fvflops.trace import TensorSpec
     >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
@@ -79,12 +79,12 @@ def count_exact_recurrence(call: Call) -> Cost:
 def count_exact_recurrence_backward(call: Call) -> Cost:
     """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
 
-    Where one op runs all layers, also dropout's two operations between them, and the sum of what reaches an input from
-    two directions. Without the gradients of the weights there are none of the biases.
+    If one op runs all layers, also dropout's two operations between them, and the sum of an input's gradients from two
+    directions. Without the gradients of the weights there are none of the biases.
     """
     products = count_recurrence_backward(call)
     biases = _biases(call) if wants_weights(call) else 0
-    each = _units(call) * _cell(call).backward(biases, call.constants) - _narrower(call)
+    each = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
     if call.arguments.get("bidirectional"):
         each += sum(_inputs(call))
     flops = find_rows(call) * each + _dropout(call)
@@ -99,10 +99,10 @@ def _cell(call: Call) -> Cell:
 
 
 def _units(call: Call) -> int:
-    """Return the hidden units of all layers and directions: a gate's share of the rows of the input's weights."""
+    """Return the hidden units of all layers and directions: the rows of the input's weights, divided by the gates."""
     gates = _cell(call).gates
     matrices = [matrix.shape[0] for matrix in find_matrices(call)]
-    # Of each layer and direction there is a matrix of the input, one of the hidden state, maybe a projection.
+    # Each layer and direction has a matrix of the input, one of the hidden state, and optionally a projection.
     projected = _projected(call)
     return sum(matrices[:: 3 if projected else 2]) // gates
 
@@ -115,7 +115,7 @@ def _projected(call: Call) -> bool:
 
 
 def _biases(call: Call) -> int:
-    """Return how many biases a gate has: two, or none."""
+    """Return the number of biases per gate: two, or none."""
     if "has_biases" in call.arguments:
         return 2 * bool(call.arguments["has_biases"])
     weights = call.arguments.get("params") or call.arguments.get("weight")
@@ -123,10 +123,10 @@ def _biases(call: Call) -> int:
 
 
 def _dropout(call: Call) -> int:
-    """Return the flops of dropout between layers: a mask and a scale for each output of all layers but the last."""
+    """Return the FLOPs of dropout between layers: a mask and a scale per output of all layers but the last."""
     if not call.arguments.get("train") or call.arguments.get("dropout") in (None, 0, 0.0):
         return 0
-    # The next layer's input is what was dropped.
+    # The outputs with dropout are the inputs of the next layers.
     return 2 * find_rows(call) * sum(_inputs(call)[1:])
 
 
@@ -138,8 +138,8 @@ def _inputs(call: Call) -> list[int]:
     return [matrices[first].shape[1] for first in range(0, len(matrices) - step + 1, step)]
 
 
-def _narrower(call: Call) -> int:
-    """Return by how many numbers the projected hidden states of all layers and directions are fewer than the units."""
+def _projection_saving(call: Call) -> int:
+    """Return the number of units minus projected hidden state elements, over all layers and directions."""
     if not _projected(call):
         return 0
     matrices, gates = list(find_matrices(call)), _cell(call).gates

@@ -1,4 +1,4 @@
-"""The layers as ptflops prices them: those whose bias, or another part that may be missing, adds to the price."""
+"""Cost of layers by ptflops, for layers with optional parts such as a bias."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec
 
 _SIZES = ("kernel_size", "in_channels", "out_channels", "groups")
-# What ptflops takes one sample of a deformable convolution to cost: a bilinear interpolation, its fractional
-# coordinates, and the modulation where there is a mask.
+# Cost of one sample of a deformable convolution in ptflops: a bilinear interpolation, its fractional
+# coordinates, and the modulation by a mask if there is one.
 _SAMPLE = 20 + 4
 _MODULATION = 1
 
 
 def count_ptflops_linear(call: Call) -> Cost:
-    """Return what ptflops 0.7.5 says of a linear layer: out_features * (in_features + 1) a row, the 1 for a bias.
+    """Return the cost of a linear layer by ptflops 0.7.5: out_features * (in_features + 1) per row, the 1 for a bias.
 
     Source: ptflops/pytorch_ops.py, linear_flops_counter_hook.
 
@@ -30,12 +30,11 @@ def count_ptflops_linear(call: Call) -> Cost:
 
 
 def count_ptflops_convolution(call: Call) -> Cost:
-    """Return what ptflops 0.7.5 says of a convolution: at each position kernel * in_channels * out_channels / groups.
+    """Return the cost of a convolution by ptflops 0.7.5: kernel * in_channels * out_channels / groups per position.
 
-    Positions are those of the output, or of the input where the class is transposed. A bias adds the elements of the
-    output, and a deformable convolution to each position what it takes to sample the input. Of an input [C, *spatial]
-    the channels are taken for a batch, as ptflops does. Source: conv_flops_counter_hook and
-    deformable_conv_flops_counter_hook.
+    Positions are those of the output, or of the input of a transposed class. A bias adds the elements of the output, a
+    deformable convolution the sampling of the input per position. The channels of an input [C, *spatial] are taken for
+    a batch, as in ptflops. Source: conv_flops_counter_hook and deformable_conv_flops_counter_hook.
 
     >>> attributes = {"kernel_size": (3,), "in_channels": 4, "out_channels": 6, "groups": 2, "bias": TensorSpec((6,))}
     >>> given = {"input": TensorSpec((1, 4, 8))}
@@ -56,10 +55,10 @@ def count_ptflops_convolution(call: Call) -> Cost:
 
 
 def count_ptflops_attention(call: Call) -> Cost:
-    """Return what ptflops 0.7.5 says of nn.MultiheadAttention: projections, both products, softmax, scaling and biases.
+    """Return the cost of nn.MultiheadAttention by ptflops 0.7.5: projections, both products, softmax, scaling, biases.
 
-    A call that returns its weights makes them by F.softmax, which ptflops counts once more. Keys and values of other
-    sizes than the queries are projected to these sizes, and the last projection always has a bias, as ptflops believes.
+    A call that returns its weights computes them by F.softmax, which ptflops counts twice. As in ptflops, keys and
+    values of other sizes than the queries are projected to these sizes, and the last projection always has a bias.
     Source: multihead_attention_counter_hook and FUNCTIONAL_MAPPING.
 
     >>> given = {name: TensorSpec((2, 5, 8)) for name in ("input", "input_1", "input_2")}
@@ -85,7 +84,7 @@ def _has(call: Call, name: str) -> bool:
 
 
 def _number(call: Call, name: str) -> int:
-    """Return a number of a module, of a list the product; a module without it raises ValueError."""
+    """Return a numeric attribute of a module, of a list the product; a module without it raises ValueError."""
     value = call.attributes.get(name)
     numbers = value if isinstance(value, tuple) else (value,)
     product = 1

@@ -1,4 +1,4 @@
-"""The formulas of torch_flops that a table cannot say: a parameter that may be absent, a window, a scale's power."""
+"""Formulas of torch_flops that YAML cannot express: an optional parameter, a window, a power of a scale."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count_torch_flops_convolution(call: Call) -> Cost:
 
 
 def count_torch_flops_avg_pool(call: Call) -> Cost:
-    """Return the cost of a module AvgPool1d, AvgPool2d or AvgPool3d by torch_flops: window * elements of the output.
+    """Return the cost of a module AvgPool1d, AvgPool2d or AvgPool3d by torch_flops: window * output elements.
 
     Copies a bug: a window that is given as one number counts as that number, in two and three dimensions too. Source:
     `flops_avgpoolnd` in torch_flops/flops_ops.py.
@@ -41,7 +41,7 @@ def count_torch_flops_avg_pool(call: Call) -> Cost:
 
 
 def count_torch_flops_max_pool(call: Call) -> Cost:
-    """Return the cost of a module MaxPool1d, MaxPool2d or MaxPool3d by torch_flops: one less for each element.
+    """Return the cost of a module MaxPool1d, MaxPool2d or MaxPool3d by torch_flops: (window - 1) * output elements.
 
     Copies the bug of `count_torch_flops_avg_pool`. Source: `flops_maxpoolnd` in torch_flops/flops_ops.py.
     """
@@ -49,11 +49,11 @@ def count_torch_flops_max_pool(call: Call) -> Cost:
 
 
 def count_torch_flops_interpolate(call: Call) -> Cost:
-    """Return the cost of interpolate by torch_flops: the places of the size, or the input's elements times a scale.
+    """Return the cost of interpolate by torch_flops: the positions of the size, or the input's elements times a scale.
 
     Copies three bugs: a size counts without batch and channels; a scale is raised to the number of samples, not of
-    dimensions; a scale that is no whole number makes a number that torch_flops leaves out. Takes the overloads `.vec`
-    of the upsampling ops, for which a single scale is a list of equal ones. Source: `FunctionFLOPs_interpolate` in
+    dimensions; a non-integer result is ignored by torch_flops. For the overloads `.vec` of the upsampling ops, in
+    which a single scale is a list of equal ones. Source: `FunctionFLOPs_interpolate` in
     torch_flops/flops_ops.py.
 
     >>> images = TensorSpec((1, 3, 4, 4))

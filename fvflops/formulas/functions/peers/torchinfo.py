@@ -1,4 +1,4 @@
-"""The layer as torchinfo prices it: by the elements of its weights and biases, whatever the layer does with them."""
+"""Cost of a layer by torchinfo: by the elements of its weights and biases, independent of their use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fvflops.trace import TensorSpec
 
 
 def count_torchinfo_layer(call: Call) -> Cost:
-    """Return what torchinfo 1.8.0 says of one call of a module that has no submodules.
+    """Return the cost of one call of a module without submodules by torchinfo 1.8.0.
 
-    A parameter called `weight` or `bias` counts its elements for each item of the output's first dimension, and in a
-    class with "Conv" in its name for each position of the output, channels second. One with "weight" or "bias" inside
-    its name, as those of recurrent layers, counts them for each index of the output's first two dimensions. Every other
-    parameter counts nothing. The class is the one that the table names. Source: torchinfo/layer_info.py,
+    A parameter called `weight` or `bias` counts its elements per index of the output's first dimension, and in a class
+    with "Conv" in its name per position of the output, channels second. One with "weight" or "bias" inside its name, as
+    in recurrent layers, counts them per index of the output's first two dimensions. Other parameters count nothing. The
+    class name is that of the table's row. Source: torchinfo/layer_info.py,
     calculate_macs.
 
     >>> linear = {"weight": TensorSpec((5, 8)), "bias": TensorSpec((5,))}
