@@ -25,7 +25,7 @@ RUN = {"ops": {"forward a": 1}, "calls": {"forward a(1) -> 2": 1}, "flops": 4, "
         ({"calls": {"forward a(1) -> 3": 1}}, ["calls: forward a(1) -> 2: 0, real 1; forward a(1) -> 3: 1, real 0"]),
         ({"ops": {"forward b": 1}}, ["ops: forward a: 0, real 1; forward b: 1, real 0"]),
         ({"unsupported": {"a": 1}}, ["unsupported {'a': 1}, real {}"]),
-        ({"error": "no"}, ["by shapes: no"]),
+        ({"error": "no"}, ["shape execution: no"]),
     ],
 )
 def test_the_comparison_says_what_differs(changed, found):
@@ -65,7 +65,8 @@ def test_the_page_says_what_was_measured_and_what_failed():
         }
     )
     assert "# On a GPU" in page and "## Strides" not in page
-    assert "| m, forward | asked     | macs 3, real 2 |" in page and "by shapes: no" in page
+    assert '| m, forward | `device="cuda"` | macs 3, real 2 |' in " ".join(page.split())
+    assert "shape execution: no" in page
     assert "1.2500" in page and "(-2.0%)" in page and "(+50.0%)" in page
     assert "state, part 0, failed: stopped after 240 s" in page
 

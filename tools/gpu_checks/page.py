@@ -13,12 +13,13 @@ _LONGEST = 150
 _WAYS = {
     "shapes": "tensors on CUDA",
     "asked": 'tensors on the CPU, `device="cuda"`',
-    "without": "the same, CUDA hidden",
+    "without": 'tensors on the CPU, `device="cuda"`, CUDA hidden',
 }
+_SHORT = {"shapes": "CUDA", "asked": '`device="cuda"`', "without": "CUDA hidden"}
 _COUNTED = {
-    "models": "the models of the tests (forward, forward and backward, forward in bfloat16)",
-    "kernels": "attention, recurrence, normalisation, convolution, linear algebra and other ops, forward and backward",
-    "steps": "training steps with an optimizer, by default, foreach, one by one and fused",
+    "models": "models of the tests: forward, forward and backward, forward in bfloat16",
+    "kernels": "attention, recurrence, normalisation, convolution, linear algebra and other ops: forward and backward",
+    "steps": "training steps with an optimizer: default, foreach, for-loop and fused",
 }
 
 
@@ -39,14 +40,17 @@ def write_page(results: Mapping[str, Any]) -> str:
 def _introduce(results: Mapping[str, Any]) -> list[str]:
     machine = results.get("environment", {}).get("found", {})
     if not machine:
-        return ["What `tools/gpu.py` measured."]
+        return ["Measured by `tools/gpu.py`."]
     driver = str(machine["driver, clock, power"]).split(", ")
     return [
-        f"What `tools/gpu.py --page docs/gpu.md` measured on {machine['day']} on one {machine['device']}"
+        f"Measured by `tools/gpu.py --page docs/gpu.md` on {machine['day']} on one {machine['device']}"
         f" ({machine['multiprocessors']} multiprocessors, {machine['memory'] / 1e9:.0f} GB, driver {driver[0]}), with"
         f" torch {machine['torch in full']}, cuDNN {machine['cudnn']}, Triton {machine['triton']}, Python"
         f" {machine['python']}, torchvision {machine['torchvision']}, timm {machine['timm']} and transformers"
         f" {machine['transformers']}. `pytest -m gpu` runs the tests that need a device.",
+        "",
+        "In *real execution* a model runs with real tensors; in *shape execution* its Python code runs without",
+        'kernels, on tensors that have shapes but no values. "CUDA hidden" is a process that sees no GPU.',
     ]
 
 
@@ -64,10 +68,11 @@ def _write_counts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
             kinds = [_kind(item) for item in compared.values()]
             rows.append([what, text, len(kinds), *(kinds.count(kind) for kind in ("equal", "ops", "numbers", "error"))])
             apart += [(name, way, case, item) for case, item in compared.items() if _kind(item) != "equal"]
-    headers = ("what", "counted", "cases", "equal", "other free ops", "other figures", "not counted")
+    headers = ("what", "shape execution on", "cases", "equal", "other zero-FLOP ops", "other counts", "failed")
     lines = [
-        "Each case is recorded on the device, and counted by shapes. Equal means: the same calls with the same",
-        "arguments and results, op by op, and so the same FLOPs, MACs and `exact` FLOPs. What differs is listed below.",
+        "Each case is recorded on the device in real execution, and counted in shape execution. Equal: the same op",
+        "calls with the same arguments and results, and so equal FLOPs, MACs and `exact` FLOPs. The second table lists",
+        "the differences.",
         "",
         *_table(headers, rows),
     ]
@@ -75,7 +80,8 @@ def _write_counts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
     for _, way, case, item in apart:
         texts.setdefault((case, "; ".join(item)[:_LONGEST].replace("|", "/").replace("\n", " ")), []).append(way)
     return lines + _table(
-        ("case", "counted", "difference"), [(case, ", ".join(ways), text) for (case, text), ways in texts.items()]
+        ("case", "shape execution on", "difference"),
+        [(case, ", ".join(_SHORT[way] for way in ways), text) for (case, text), ways in texts.items()],
     )
 
 
@@ -92,7 +98,7 @@ def _compare(name: str, way: str, results: Mapping[str, Any]) -> Iterable[tuple[
 def _kind(found: list[str]) -> str:
     if not found:
         return "equal"
-    if found[0].startswith(("by shapes:", "real:")):
+    if found[0].startswith(("shape execution:", "real execution:")):
         return "error"
     return "numbers" if any(item.startswith(("flops", "macs", "exact", "unsup")) for item in found) else "ops"
 
@@ -106,9 +112,9 @@ def _write_counters(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
         for name, item in counted.items()
     ]
     return [
-        "FLOPs of products as the table `default` counts them, a multiply-add being two, and as Nsight Compute",
-        "saw them executed: by tensor cores, and twice the fused multiply-adds of other units, softmax's among them.",
-        "Causal attention is counted whole.",
+        "FLOPs of matrix products, convolutions and attention. Counted: by the convention `default`, with a",
+        "multiply-add as two. Executed: measured by Nsight Compute, those of tensor cores and twice the fused",
+        "multiply-adds of other units, including softmax's. Causal attention is counted dense.",
         "",
         *_table(("what", "counted", "executed", "ratio"), rows),
     ]
@@ -129,9 +135,10 @@ def _write_memory(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
             row.append(f"{predicted / 1e6:,.1f} / {measured / 1e6:,.1f} ({apart:+.1%})")
         rows.append(row)
     return [
-        "`predict_memory` beside `torch.cuda.max_memory_allocated`, both over what was there before, in MB. The",
-        "prediction takes no memory of the device. Convolutions and recurrent layers take workspaces that cuDNN knows",
-        f"(`MemoryTimeline.unseen`), the others are within {most:.1%}.",
+        "Peak memory: `predict_memory` / `torch.cuda.max_memory_allocated`, in MB above the memory allocated before.",
+        "The prediction allocates no device memory. The size of cuDNN's workspaces for convolutions and recurrent",
+        "layers is not predicted (`MemoryTimeline.unseen` lists such ops). Without the LSTM, the second steps differ",
+        f"by at most {most:.1%}.",
         "",
         *_table(("model", "forward", "first training step", "second"), rows),
     ]
@@ -156,13 +163,15 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
             figures = (item["plain ms"], item["root ms"], item["ops ms"], kernels)
             ops.append((name.removesuffix(", ProfileAnalysis"), *(f"{figure:.2f}" for figure in figures)))
     return [
-        "`profile_kernels`: the kernels of three runs, and how much of their time and of the FLOPs found an owner.",
+        "`profile_kernels`: the kernels of three runs, and the attributed shares of their time and of the FLOPs.",
         "",
-        *_table(("run", "kernels' ms a run", "kernels", "of no op", "time of a module", "FLOPs on events"), rows),
-        "`ProfileAnalysis`, forward, in ms: the model on its own by CUDA events, launches included; its root module",
-        "and the sum of its ops as profiled, and torch.profiler's sum of the kernels.",
+        *_table(
+            ("run", "kernel ms per run", "kernels", "without an op", "time with a module", "FLOPs on events"), rows
+        ),
+        "`ProfileAnalysis`, forward, in ms: the model without instrumentation (CUDA events, launch overhead included),",
+        "its root module and the sum of its ops as profiled, and the sum of torch.profiler's kernel times.",
         "",
-        *_table(("model", "plain", "root module", "sum of ops", "kernels"), ops),
+        *_table(("model", "not profiled", "root module", "sum of ops", "kernels"), ops),
     ]
 
 
@@ -191,10 +200,10 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
         f" ({peaks.get('listed')}).",
         "",
         *_table(("figure", "measured", "datasheet"), rows),
-        "A training step of GPT-2 (124 M parameters, 16 × 1,024 tokens, bfloat16 autocast, fused AdamW), by the",
-        "attention kernel, which `mfu` counts as it ran:",
+        "A training step of GPT-2 (124M parameters, 16 × 1,024 tokens, bfloat16 autocast, fused AdamW), by attention",
+        "kernel; `mfu` counts the kernel that ran:",
         "",
-        *_table(("attention", "ms", "tokens/s", "MACs recorded", "MACs by shapes", "`mfu`"), steps),
+        *_table(("attention", "ms", "tokens/s", "MACs, real execution", "MACs, shape execution", "`mfu`"), steps),
     ]
 
 
@@ -205,13 +214,13 @@ def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
         if isinstance(item, dict) and "left" in item and "taken" in item:
             rows.append((name, ", ".join(item["left"]) or "nothing", f"{item['taken']:,}"))
     interrupted = state.get("interrupted", {})
-    lines = _table(("analysis", "left", "bytes of the device taken"), rows)
+    lines = _table(("analysis", "state left behind", "device bytes allocated"), rows)
     if interrupted:
         left = len(interrupted["left"])
-        lines += [f"Of {interrupted['interrupted']} counts that Ctrl-C interrupted, {left} left anything.", ""]
+        lines += [f"{interrupted['interrupted']} counts were interrupted by Ctrl-C: {left} left state behind.", ""]
     context = state.get("a CUDA context after counts on the CPU, and by device='cuda'")
     if context == ["False", "False"]:
-        lines += ['Counts on the CPU, with `device="cuda"` too, make no CUDA context.']
+        lines += ['Counts on the CPU create no CUDA context, also with `device="cuda"`.']
     return lines
 
 
@@ -221,17 +230,17 @@ def _write_outside(found: Mapping[str, Any], results: Mapping[str, Any]) -> list
         for run, said in item.items() if "flops" not in item else {"record": item}.items():
             if isinstance(said, dict) and "unsupported" in said:
                 rows.append((name, run, f"{said['flops']:,}", ", ".join(said["unsupported"]) or "nothing"))
-    return _table(("what runs", "counted", "FLOPs", "reported as unsupported"), rows)
+    return _table(("work", "counted in", "FLOPs", "reported as unsupported"), rows)
 
 
 def _write_layouts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     layouts = found["layouts"]
     rows = [(name, text[:_LONGEST]) for name, text in sorted(layouts.get("apart", {}).items())]
     return [
-        f"Of {layouts['agreed'] + layouts['differ']:,} samples of torch's own (float32 and bfloat16;"
+        f"Of {layouts['agreed'] + layouts['differ']:,} samples of torch's OpInfo database (float32 and bfloat16;"
         f" contiguous, transposed and channels_last), {layouts['agreed']:,} have the same shapes, strides and dtypes",
-        "by shapes as on the device.",
-        "The first difference of each other op, by shapes and real (shape, strides, dtype, device):",
+        "in shape execution as on the device. The first difference of each other op, in shape and in real execution",
+        "(shape, strides, dtype, device):",
         "",
         *_table(("op", "difference"), rows),
     ]
@@ -244,6 +253,6 @@ _PARTS: tuple[tuple[str, tuple[str, ...], Callable[..., list[str]]], ...] = (
     ("Memory", ("memory",), _write_memory),
     ("Profiles", ("profiles",), _write_profiles),
     ("Peaks and utilisation", ("peaks", "utilisation"), _write_peaks),
-    ("What is left behind", ("state",), _write_state),
+    ("State after a count", ("state",), _write_state),
     ("Work outside the dispatcher", ("outside",), _write_outside),
 )

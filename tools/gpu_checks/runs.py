@@ -83,7 +83,7 @@ def attempt(run: Callable[[], Any]) -> Any:
 def differences(ours: Run, theirs: Run) -> list[str]:
     """Return in which respects two runs differ, the gravest first; nothing where they agree."""
     found = []
-    for name, run in (("by shapes", ours), ("real", theirs)):
+    for name, run in (("shape execution", ours), ("real execution", theirs)):
         if "error" in run:
             found.append(f"{name}: {run['error']}")
     if found:

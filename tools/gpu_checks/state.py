@@ -88,13 +88,13 @@ def look_at_state(share: int, shares: int) -> dict[str, Any]:
         return TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=torch.optim.AdamW)
 
     actions = {
-        "count by shapes": lambda: FlopCountAnalysis(model, x, execution="shapes").total(),
-        "count for real": lambda: FlopCountAnalysis(model, x, execution="real").total(),
-        "training step by shapes": lambda: adamw().total(),
+        "count, shape execution": lambda: FlopCountAnalysis(model, x, execution="shapes").total(),
+        "count, real execution": lambda: FlopCountAnalysis(model, x, execution="real").total(),
+        "training step, shape execution": lambda: adamw().total(),
         "memory prediction": lambda: predict_memory(adamw()).peak,
         "profile": lambda: ProfileAnalysis(model, x, loss=torch.sum, repeat=2).table(),
-        "count that raises, by shapes": lambda: FlopCountAnalysis(_Stops(model), x, execution="shapes").total(),
-        "count that raises, for real": lambda: FlopCountAnalysis(_Stops(model), x, execution="real").total(),
+        "count that raises, shape execution": lambda: FlopCountAnalysis(_Stops(model), x, execution="shapes").total(),
+        "count that raises, real execution": lambda: FlopCountAnalysis(_Stops(model), x, execution="real").total(),
         "recording that raises": lambda: _record_and_raise(model, x),
     }
     for name, action in actions.items():
