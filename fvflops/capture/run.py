@@ -137,7 +137,8 @@ def record_call(
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
-            _LOGGER.warning("%s; real execution failed too", printable(failure))
+            why = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+            _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), why)
             return shapes
         if failure:
             _LOGGER.warning("%s; used real execution instead", printable(failure))
@@ -331,7 +332,7 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
     asked = torch.device(device)
     if asked.type == "meta":
-        raise ValueError("shape execution needs a device that computes, such as 'cpu' or 'cuda', not 'meta'")
+        raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
     return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
 
 

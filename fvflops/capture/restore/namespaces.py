@@ -47,7 +47,7 @@ def is_library(name: Any) -> bool:
 
 
 def attributes_of(cls: type) -> Any:
-    """Return the getter of `__dict__` of a class's objects, bypassing overrides; None if they have none."""
+    """Return the function that reads `__dict__` of a class's objects, bypassing overrides; None if they have none."""
     for base in mro_of(cls):
         found = namespace_of(base).get("__dict__")
         if type(found) in (GetSetDescriptorType, MemberDescriptorType):

@@ -112,8 +112,8 @@ class ShapeTensor(torch.Tensor):
                 tensor.storage_ref.run.needs_value(str(func))
                 break
         raise DataDependentError(
-            f"{func}: a shape tensor (no values), left over from shape execution by fvflops; "
-            'use execution="real" if the model keeps tensors'
+            f"{func} got a shape tensor of fvflops (no values) that outlived its run; "
+            'if the model stores tensors, use execution="real"'
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

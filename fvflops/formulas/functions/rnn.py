@@ -35,7 +35,7 @@ def count_recurrence_backward(call: Call) -> Cost:
     """Return the cost of the backward of a recurrent op: the forward's for the inputs, and once more for the weights.
 
     `_cudnn_rnn_backward` always computes the gradients of the inputs, and those of the weights where
-    `output_mask[3]` asks for them.
+    the last item of `output_mask` is set.
     """
     return Cost(macs=find_rows(call) * sum(matrix.numel for matrix in find_matrices(call)) * (1 + wants_weights(call)))
 

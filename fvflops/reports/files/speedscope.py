@@ -27,7 +27,7 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     A sample is the work of one call itself, in the order of the run, with the frames phase, modules, op; the samples of
     all profiles add up to the total. Time in which nothing was recorded is a sample without frames. `weight` is "time",
     "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and kept); None is time where it was
-    measured, else flops; counted work is laid end to end. The file's name has the unit, and its key "fvflops" (which
+    measured, else flops; counted work is laid end to end. The key `name` has the unit, and its key "fvflops" (which
     speedscope ignores) what was recorded and which ops are unsupported.
 
     A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.

@@ -66,7 +66,7 @@ def _find_kinds(summary: Summary) -> dict[str, int]:
     """Return module → a number that is the same for modules with equal subtrees."""
     kinds: dict[str, int] = {}
     known: dict[Hashable, int] = {}
-    # Parents come before their children.
+    # The tree lists parents first: reversed, children get their number before their parents.
     for place in reversed(list(summary.modules.places.values())):
         counts = tuple(column.get(place.name, 0) for column in summary.columns.values())
         labels = tuple(frozenset(table.get(place.name, {}).items()) for table in summary.by_both.values())

@@ -307,7 +307,7 @@ def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
     tensor = record_one()
     uses = (lambda: tensor + 1, lambda: torch.ones(2) + tensor, tensor.tolist, tensor.numpy, tensor.sum)
     for use in uses:
-        with pytest.raises(RuntimeError, match="shapes"):
+        with pytest.raises(RuntimeError, match="shape"):
             use()
     assert "ShapeTensor" in repr(tensor)
 
