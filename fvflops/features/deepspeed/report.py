@@ -1,4 +1,4 @@
-"""The profile: a header for the whole run, the heaviest classes at each depth, and the model with figures inside."""
+"""Report of a profile: totals of the run, the most expensive classes at each depth, the module tree with costs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fvflops.units import (
 )
 
 _WIDTH = 78
-# Phase → what its lines begin with.
+# Phase → the prefix of its lines.
 _PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step"}
-# Column → how a class is ranked in it, and how that is written.
+# Column → the key by which it ranks classes, and how its values are formatted.
 _RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
     "params": (lambda figures: figures.parameters, params_to_string),
     "MACs": (lambda figures: figures.macs, macs_to_string),
@@ -33,9 +33,9 @@ _RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
 def render(
     profile: ModelProfile, *, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True
 ) -> str:
-    """Return the profile as text: the header, the top modules, and with `detailed` the model with each one's figures.
+    """Return the profile as text: the header, the top modules, and with `detailed` the module tree with costs.
 
-    `profile_step` is the number of the step, which the header tells; the others are those of `render_top`.
+    `profile_step` is the number of the step for the header; the other arguments are those of `render_top`.
     """
     parts = [
         _title("fvflops profile"),
@@ -49,9 +49,9 @@ def render(
 
 
 def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """Return at each depth the `top_modules` classes with the most parameters, MACs, flops and time.
+    """Return as text the `top_modules` classes with the most parameters, MACs, FLOPs and time at each depth.
 
-    `module_depth` is the last depth shown, the model itself being at 0; -1 shows all.
+    `module_depth` is the last depth shown, 0 being the model; -1 shows all.
 
     >>> from fvflops.trace import ModuleTree
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
@@ -137,8 +137,8 @@ def _write_modules(profile: ModelProfile) -> str:
     figures = profile.by_place()
     whole = figures[""]
 
-    def describe(place: ModuleInfo) -> list[str]:
-        items = [*_list_columns(figures[place.name], whole), *place.extra_repr.split("\n")]
+    def describe(module: ModuleInfo) -> list[str]:
+        items = [*_list_columns(figures[module.name], whole), *module.extra_repr.split("\n")]
         return [", ".join(item for item in items if item)]
 
     return "\n".join(
