@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how their texts are read."""
+"""Arguments shared by several commands, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> None:
-    """Add how the model is built and executed."""
+    """Add the device, the execution and the mode of the model."""
     parser.add_argument(built_on, default=None, help="where the model is built: cpu, cuda, or meta for no weights")
     parser.add_argument(
         "--execution",
@@ -62,7 +62,7 @@ def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> N
 
 
 def add_backward(parser: argparse.ArgumentParser) -> None:
-    """Add the backward pass of whatever the model returns."""
+    """Add the backward pass of the sum of the model's results."""
     parser.add_argument(
         "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
     )
@@ -71,7 +71,7 @@ def add_backward(parser: argparse.ArgumentParser) -> None:
 def add_report(
     parser: argparse._ActionsContainer, *, more: Mapping[str, str] | None = None, top: int | None = None
 ) -> None:
-    """Add the format of the report, the order of its rows, and where it goes; `more` are formats of this command."""
+    """Add the format of the report, the order of its rows, and its path; `more` are formats of this command."""
     formats = {**FORMATS, **(more or {})}
     listed = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     parser.add_argument(
@@ -88,18 +88,18 @@ def add_report(
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
-    """Add the order of the rows, by keys that a command has."""
+    """Add the order of the rows, by a command's own keys."""
     parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
     parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
 
 
 def add_output(parser: argparse._ActionsContainer) -> None:
-    """Add where the report goes."""
+    """Add the path of the report."""
     parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
 
 
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
-    """Add the files that Perfetto, speedscope and flame graphs read."""
+    """Add the paths of files for Perfetto, speedscope and flame graphs."""
     files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
@@ -108,13 +108,13 @@ def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
     """Add the deepest level of modules that is shown."""
-    said = help or "deepest module level that is shown"
+    described = help or "deepest module level that is shown"
     shown = "" if default is None else f"; default: {default}"
-    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=said + shown)
+    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=described + shown)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
-    """Add a picture beside the report."""
+    """Add the path of a plot."""
     parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
 
 
@@ -142,7 +142,7 @@ def parse_format(formats: Mapping[str, str], text: str) -> str:
 
 
 def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
-    """Return the sizes that `--assume` texts give to ops.
+    """Return op → size from the values of `--assume`.
 
     >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
     {'aten::nonzero': 100, 'aten::index': 0.5}

@@ -1,4 +1,4 @@
-"""`fvflops count`: one model, recorded once, counted and reported."""
+"""`fvflops count`: record a model once, count it and write the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
 from fvflops.views.ranking import check_sort
 from fvflops.views.summary import column_metrics, make_summary, with_columns
 
-# What a Report is made of → how that is made.
+# Kind of data that a Report takes → the function that creates it.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
     "breakdown": lambda flops: read_breakdown(analysed_run(flops)),
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = check_exports(arguments)
     flops = _analyse(arguments)
     if arguments.strict:
-        _refuse_unsupported(flops, arguments.table)
+        _raise_for_unsupported(flops, arguments.table)
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
     if arguments.by in CALL_VIEWS:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, report: Report) -> None:
-    """Raise ValueError where the report cannot do what is asked for, before there is a model."""
+    """Raise ValueError for options that the report does not support, before the model is loaded."""
     by, format = arguments.by, arguments.format
     if format not in FORMATS:
         if by not in report.views:
@@ -125,7 +125,7 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     return flops
 
 
-def _refuse_unsupported(flops: FlopCountAnalysis, table: str) -> None:
+def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if unknown:
         places = find_unsupported_places(flops.trace(), flops.counts())
@@ -135,9 +135,9 @@ def _refuse_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Return the options that a report takes."""
-    screen = find_terminal(sys.stdout) if arguments.output is None else None
-    screen = screen or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
-    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | screen._asdict()
+    terminal = find_terminal(sys.stdout) if arguments.output is None else None
+    terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
+    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
     return {name: value for name, value in options.items() if name in report.takes}
 
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)
-    # A file has inputs of its own, so those of A do not apply.
+    # A saved trace or program contains its inputs, so those of A do not apply.
     is_file = arguments.other.endswith(FILES)
     second = open_analysis(
         arguments.other,
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         table,
         inputs=arguments.input_b or ([] if is_file else None),
         config=arguments.config_b or ("" if is_file else None),
-        apart=_are_files_of_two_folders(arguments.model, arguments.other),
+        in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)

@@ -1,4 +1,4 @@
-"""`fvflops profile`: measured time and memory of a model beside its counts."""
+"""`fvflops profile`: measure time and memory of a model, and report them with its counts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a command line asks for, checked before the run: the table, the peaks, and path → format of files."""
+class CheckedOptions:
+    """Options checked before the run: the table, the peaks, and path → format of files."""
 
     table: FormulaTable
     peaks: Device | None
@@ -102,7 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(
-    subject: LoadedModel, profile: ProfileAnalysis, progress: Progress, arguments: argparse.Namespace, wanted: Wanted
+    subject: LoadedModel,
+    profile: ProfileAnalysis,
+    progress: Progress,
+    arguments: argparse.Namespace,
+    wanted: CheckedOptions,
 ) -> None:
     try:
         with_input_hint(subject, profile.trace)
@@ -119,8 +123,8 @@ def _record(
     _write(profile, arguments, wanted)
 
 
-def _check(arguments: argparse.Namespace) -> Wanted:
-    """Return what is wanted; raise ValueError or OSError for mistakes that can be found before the model is built."""
+def _check(arguments: argparse.Namespace) -> CheckedOptions:
+    """Return the checked options; raise ValueError or OSError for errors found before the model is built."""
     if arguments.sort is not None:
         if arguments.by == "op":
             check_sort(arguments.sort, CALL_SORTS)
@@ -146,7 +150,7 @@ def _check(arguments: argparse.Namespace) -> Wanted:
             raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
-    return Wanted(table, peaks, _check_files(arguments))
+    return CheckedOptions(table, peaks, _check_files(arguments))
 
 
 def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
@@ -208,7 +212,7 @@ def _choose_device(name: str | None) -> str | None:
     return name
 
 
-def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
+def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
     """Write the report and the files; an OSError about those that cannot be written is raised after the others."""
     failures: list[OSError] = []
     for path, format in {arguments.output: "report", **wanted.files}.items():
@@ -227,7 +231,7 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
         raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
-def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
+def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
     if arguments.deepspeed:
         write(_draw_deepspeed(profile, arguments, wanted), arguments.output)
         return
@@ -240,7 +244,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wante
     write_report(report, arguments)
 
 
-def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> str:
     return deepspeed_report.render(
         read_profile(profile.trace(), table=wanted.table),
         profile_step=int(profile.trace().about.get("warmup", 0)),
