@@ -41,7 +41,7 @@ from fvflops.units import flops_to_string, format_quantity, format_seconds, form
 
 _LOGGER = logging.getLogger("fvflops")
 # Events of these categories have an External id of their own; a kernel has that of the op that launched it.
-_OWN_NUMBERS = ("cpu_op", "user_annotation")
+_HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
 _LISTED = 6
 # How many events of one name may be nested in each other.
 _NESTED = 8
@@ -323,9 +323,9 @@ class KernelProfile:
         match = self.match()
         whole = set(match.whole_steps())
         events = match.run.events
-        steps = [place for place, event in enumerate(events) if event.kind == "step"]
+        steps = [event_index for event_index, event in enumerate(events) if event.kind == "step"]
         if steps or not whole:
-            spans = [events[place].duration_ns for place in steps if match.steps[place] in whole]
+            spans = [events[event_index].duration_ns for event_index in steps if match.steps[event_index] in whole]
             return len(spans), max(sum(spans), 1)
         inside = [event for event in events if event.kind != "device"]
         begin, end = min(event.start_ns for event in inside), max(event.end_ns for event in inside)
@@ -498,21 +498,23 @@ class _EventArgs:
     def __init__(self, match: KernelMatch) -> None:
         self._match = match
         events = match.run.events
-        self._places = {event.place: place for place, event in enumerate(events) if event.kind != "device"}
+        self._event_indexes = {
+            event.place: event_index for event_index, event in enumerate(events) if event.kind != "device"
+        }
 
     def of(self, category: str, name: str, number: int) -> dict[str, Any]:
         """Return the args of an event, by its category, name and number."""
-        place = self._places.get(number)
-        if place is None:
-            place = self._find_outer(name, number)
-        if place is None:
+        event_index = self._event_indexes.get(number)
+        if event_index is None:
+            event_index = self._find_outer(name, number)
+        if event_index is None:
             return {}
         match = self._match
-        event = match.run.events[place]
-        args: dict[str, Any] = {"module": match.modules[place], "phase": match.phases[place]}
-        if category not in _OWN_NUMBERS:
+        event = match.run.events[event_index]
+        args: dict[str, Any] = {"module": match.modules[event_index], "phase": match.phases[event_index]}
+        if category not in _HAS_EXTERNAL_ID:
             return {**args, "launched by": event.name}
-        flops = match.flops[place]
+        flops = match.flops[event_index]
         if flops is not None:
             args["FLOPs"] = flops
             time = event.device_ns or event.duration_ns
@@ -523,9 +525,9 @@ class _EventArgs:
     def _find_outer(self, name: str, number: int) -> int | None:
         """Return the event into which torch.profiler merged one of the same name that is alone in it."""
         for lower in range(number - 1, number - _NESTED, -1):
-            place = self._places.get(lower)
-            if place is not None:
-                return place if self._match.run.events[place].name == name else None
+            event_index = self._event_indexes.get(lower)
+            if event_index is not None:
+                return event_index if self._match.run.events[event_index].name == name else None
         return None
 
 
