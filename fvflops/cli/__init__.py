@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "show whether compute or memory bounds a model on a device, and its least time",
-    "profile": "time a model, and show the times beside the counts",
+    "profile": "measure a model's time and memory, with its counts",
     "scale": "give a model's cost as a polynomial in its sizes, or the cost of generating text",
 }
 

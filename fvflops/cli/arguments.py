@@ -45,18 +45,18 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OP=SIZE",
-        help="output size of a data-dependent op: aten::nonzero=100, or a share as 0.5; may be repeated",
+        help="output size of a data-dependent op: aten::nonzero=100, or a share such as 0.5; may be repeated",
     )
 
 
 def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> None:
     """Add the device, the execution and the mode of the model."""
-    parser.add_argument(built_on, default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    parser.add_argument(built_on, default=None, help="device of the model: cpu, cuda, or meta for no weights")
     parser.add_argument(
         "--execution",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes without values, real numbers, or real ones where shapes do not do; default: auto",
+        help="shapes: without values; real: with real tensors; auto (default): shapes, or real where values are needed",
     )
     parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
 
@@ -64,7 +64,7 @@ def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> N
 def add_backward(parser: argparse.ArgumentParser) -> None:
     """Add the backward pass of the sum of the model's results."""
     parser.add_argument(
-        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+        "--backward", action="store_true", help="include the backward pass, from the sum of the model's results"
     )
 
 
@@ -78,24 +78,22 @@ def add_report(
         "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{listed}; default: text"
     )
     parser.add_argument(
-        "--sort", metavar="KEY", help="a column of the table, or name: rows are ranked by it; a wrong one lists all"
+        "--sort", metavar="KEY", help="rank rows by a column of the table, or by name; an unknown key lists all"
     )
     shown = "all" if top is None else str(top)
-    parser.add_argument(
-        "--top", type=parse_top, default=top, metavar="N", help=f"how many rows are shown; default: {shown}"
-    )
+    parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {shown}")
     add_output(parser)
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
     """Add the order of the rows, by a command's own keys."""
-    parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
-    parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
+    parser.add_argument("--sort", metavar="KEY", help=f"rank rows by: {keys}")
+    parser.add_argument("--top", type=int, metavar="N", help="number of rows, largest first")
 
 
 def add_output(parser: argparse._ActionsContainer) -> None:
     """Add the path of the report."""
-    parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
+    parser.add_argument("--output", metavar="PATH", help="file for the report; default: the terminal")
 
 
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
@@ -103,19 +101,19 @@ def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
     files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
-    files.add_argument("--weight", metavar="W", help=f"what widths stand for: {weights}")
+    files.add_argument("--weight", metavar="W", help=f"what widths show: {weights}")
 
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
     """Add the deepest level of modules that is shown."""
-    described = help or "deepest module level that is shown"
+    described = help or "deepest module level shown"
     shown = "" if default is None else f"; default: {default}"
     parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=described + shown)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
     """Add the path of a plot."""
-    parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
+    parser.add_argument("--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib")
 
 
 def parse_depth(text: str) -> int:
@@ -153,5 +151,7 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
         try:
             sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
         except ValueError:
-            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
+            raise ValueError(
+                f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
+            ) from None
     return sizes

@@ -19,5 +19,5 @@ def check_exports(arguments: argparse.Namespace) -> dict[str, str]:
         if path is not None:
             files[path] = prepare_export(path, format, arguments.weight)
     if arguments.weight is not None and not files:
-        raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")
+        raise ValueError("--weight sets what widths show in a file: add --trace, --speedscope or --flamegraph")
     return files

@@ -59,7 +59,7 @@ def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
     for entry in entries:
         parts = entry.path.split("/")
         if {"", ".", ".."} & set(parts) or parts[0].lower() == ".git":
-            raise GitError(f"the path {entry.path!r} leads out of the revision's files")
+            raise GitError(f"the revision has the invalid path {entry.path!r}, which is not written")
         directory = os.path.join(tree, *parts)
         os.makedirs(directory if entry.mode == _SUBMODULE else os.path.dirname(directory), exist_ok=True)
     wanted = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
@@ -91,7 +91,7 @@ def _write(objects: IO[bytes], size: int, path: str, mode: str) -> None:
             while size:
                 chunk = objects.read(min(size, _CHUNK))
                 if not chunk:
-                    raise GitError(f"git ended in the midst of {path}")
+                    raise GitError(f"git ended before all of {path} was read")
                 file.write(chunk)
                 size -= len(chunk)
         if mode == _PROGRAM:

@@ -56,7 +56,7 @@ def load_model(
     source, separator, rest = name.rpartition(":")
     if not separator or not rest or not source:
         raise ValueError(
-            f"{name!r} is no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
+            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
             "transformers:CLASS, package.module:factory or file.py:factory"
         )
     if config is not None and source != "transformers":
@@ -69,7 +69,7 @@ def load_model(
     if not specs and built.inputs is not None:
         return LoadedModel(built.model, built.inputs, {}, assumed=False)
     if not specs and not built.specs:
-        raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
+        raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
     args, kwargs = make_arguments(specs or built.specs, device_of_model)
     return LoadedModel(built.model, args, kwargs, assumed=not specs)
 
@@ -123,7 +123,7 @@ def _from_transformers(name: str, config: str | None) -> _Built:
     model_class: Any = getattr(transformers, name)
     config_class: Any = getattr(model_class, "config_class", None)
     if config_class is None:
-        raise ValueError(f"transformers' {name} has no configuration of its own: name a model class such as BertModel")
+        raise ValueError(f"transformers' {name} has no configuration: name a model class such as BertModel")
     settings = config_class(**_read_config(config))
     return _Built(model_class(settings), _transformers_inputs(model_class, settings))
 
@@ -191,7 +191,9 @@ def _from_factory(source: str, name: str) -> _Built:
     result = factory if isinstance(factory, nn.Module) else factory()
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{source}:{name} made {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")
+        raise ValueError(
+            f"{source}:{name} returned {type(model).__name__}: return a torch.nn.Module, or (module, inputs)"
+        )
     return _Built(model, inputs=inputs)
 
 

@@ -40,7 +40,7 @@ def open_analysis(
     if name.endswith(FILES):
         for option, value in (("--input", inputs), ("--config", config)):
             if value:
-                raise ValueError(f"{name} has inputs of its own: leave out {option}")
+                raise ValueError(f"{name} contains its inputs: omit {option}")
     if name.endswith(".json"):
         return FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
     assume = parse_assumptions(arguments.assume)

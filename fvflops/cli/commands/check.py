@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare a model with its budget, or update it; return 1 where the model is not within its budget, else 0."""
     if arguments.depth is not None and not arguments.update:
-        raise ValueError("--depth says what --update writes: give both")
+        raise ValueError("--depth applies to --update only: add --update")
     name = arguments.name or arguments.model
     exists = paths.exists(arguments.budget)
     budgets = load_budgets(arguments.budget) if exists or not arguments.update else {}
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _choose_table(requested: str | None, budget: Budget | None) -> str:
     of_budget = None if budget is None else budget.table or "default"
     if requested is not None and of_budget is not None and requested != of_budget:
-        raise ValueError(f"the budget of {budget.name if budget else ''} is by the table {of_budget}, not {requested}")
+        raise ValueError(f"the budget of {budget.name if budget else ''} is for the table {of_budget}, not {requested}")
     return requested or of_budget or "default"
 
 

@@ -46,16 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
         default="module",
-        help="a line for each module (default), each operator, both, each op call, each call of a module, "
-        "or each line of source",
+        help="one row per module (default), operator, both, op call, module call or source line",
     )
     add_depth(parser)
     add_report(parser, more={name: report.note for name, report in REPORTS.items() if name not in FORMATS})
     parser.add_argument(
-        "--collapse", action="store_true", help="show equal layers that follow each other as one row with their sum"
+        "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
-    files = parser.add_argument_group("files beside the report, of counted work")
+    files = parser.add_argument_group("additional files, by counted work")
     add_exports(files, weights="flops (default), macs, bytes, memory")
 
 
@@ -104,7 +103,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
             raise ValueError(f"--format {format} needs a file: add --output model.{format}")
         check_drawable()
     if arguments.weight == "time":
-        raise ValueError("--weight time: nothing is timed here; fvflops profile measures a model's time")
+        raise ValueError("--weight time: count measures no time; use fvflops profile")
 
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:

@@ -16,8 +16,8 @@ from fvflops.formulas import load_table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
-    what = "a MODEL as count takes it, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
-    parser.add_argument("model", metavar="A", help=f"{what}, as a git revision has it")
+    what = "a MODEL as for count, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
+    parser.add_argument("model", metavar="A", help=f"{what} of a git revision")
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         choices=MEASURES,
         default="flops",
-        help="metric that is shown before and after, and ranks the rows; default: flops",
+        help="metric to show before and after, and to rank rows by; default: flops",
     )
     add_report(parser, top=TOP)
 

@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
     parser.set_defaults(table=None)  # deepspeed for --deepspeed, else exact: the others ignore some ops
     add_model_source(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
-    runs = parser.add_argument_group("how often it runs")
+    runs = parser.add_argument_group("number of runs")
     runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
     runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
     runs.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of both: skip_first, wait, warmup, active and repeat, as in torch.profiler.schedule",
     )
     runs.add_argument("--steps", type=int, metavar="N", help="number of runs of the schedule")
-    shown = parser.add_argument_group("what is shown")
+    shown = parser.add_argument_group("report")
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
@@ -67,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
     shown.add_argument(
-        "--ignore", action="append", default=[], metavar="OP", help="leave an op out of --by op; may be repeated"
+        "--ignore", action="append", default=[], metavar="OP", help="exclude an op from --by op; may be repeated"
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
-    files = parser.add_argument_group("files beside the report")
+    files = parser.add_argument_group("additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
-    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
+    files.add_argument("--html", metavar="PATH", help="HTML page with time and FLOP/s by module")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -145,7 +145,7 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
     if arguments.deepspeed:
         views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
         if any(views):
-            raise ValueError("--deepspeed is DeepSpeed's own report: leave --by, --phase, --sort and --peaks out")
+            raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")

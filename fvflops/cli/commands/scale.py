@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate",
         metavar="KEY=N,...",
-        help="instead: cost of generating text by a transformers model, such as prompt=128,new=256,batch=1",
+        help="cost of text generation by a transformers model instead, such as prompt=128,new=256,batch=1",
     )
     parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
     add_backward(parser)
@@ -279,7 +279,7 @@ def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence
         if name not in taken:
             shown = " ".join(f"--input {template}" for template in templates) or "--input"
             raise ValueError(
-                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown}"
+                f"--vary {name}: no input or argument has this size: write {name} instead of a number in {shown}"
                 + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
             )
 

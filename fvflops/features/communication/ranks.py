@@ -96,13 +96,11 @@ def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks 
     recorded.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            "gather() wants the process group of a distributed run: call torch.distributed.init_process_group first"
-        )
+        raise RuntimeError("gather() needs a process group: call torch.distributed.init_process_group first")
     text = trace.aggregate().to_json()
     members = dist.get_process_group_ranks(group)
     if dst is not None and dst not in members:
-        raise ValueError(f"gather(dst={dst}): the group's ranks are {members}; dst is one of them")
+        raise ValueError(f"gather(dst={dst}): dst must be one of the group's ranks, {members}")
     texts: list[Any] = [None] * len(members)
     if dst is None:
         dist.all_gather_object(texts, text, group=group)

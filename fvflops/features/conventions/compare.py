@@ -41,7 +41,7 @@ def compare(
     names = [table.name for table in chosen]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
-        raise ValueError(f"compare: {', '.join(duplicates)} stands twice among the tables")
+        raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
     counts: dict[str, Counts] = {}
     subject = ""
     for table in chosen:

@@ -39,7 +39,7 @@ def read_profile(
     times = read_times(trace)
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
-        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to tell of")
+        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
     ignored_names = _name_ignored(trace.modules, ignored)
     macs: Counter[str] = Counter()
     flops: Counter[str] = Counter()

@@ -175,7 +175,9 @@ class FlopsProfiler:
 
     def _profile(self) -> ModelProfile:
         if self._run is None:
-            raise RuntimeError("nothing is profiled: call start_profile() before the run, and ask before end_profile()")
+            raise RuntimeError(
+                "there is no profile: call start_profile() before the run, and read results before end_profile()"
+            )
         trace = self._run.trace()
         cached_trace, profile = self._cached
         if profile is None or cached_trace is not trace:
@@ -252,7 +254,7 @@ def _generate(
     generate = getattr(model, "generate", None)
     if not callable(generate):
         raise TypeError(
-            f"mode='generate' calls model.generate, which {type(model).__name__} has not: say mode='forward'"
+            f"mode='generate' calls model.generate, which {type(model).__name__} lacks: pass mode='forward'"
         )
     with torch.no_grad():
         for _ in range(warm_up):
@@ -267,7 +269,7 @@ def _build_args(
 ) -> tuple[Any, ...]:
     if input_shape is None:
         if not args and not kwargs:
-            raise ValueError("the model has nothing to run on: give input_shape, args or kwargs")
+            raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
         raise ValueError(f"input_shape is a tuple of sizes such as (1, 3, 224, 224), not {_describe(input_shape)}")
@@ -296,7 +298,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
     wrong = [item for item in classes or () if not isinstance(item, type)]
     if wrong:
-        raise TypeError(f"modules to ignore are told by their class, such as torch.nn.Dropout, not by {wrong[0]!r}")
+        raise TypeError(f"modules to ignore are given as classes, such as torch.nn.Dropout, not {wrong[0]!r}")
     return tuple(classes or ())
 
 

@@ -56,15 +56,19 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
     >>> from fvflops.trace import ModuleTree
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
     >>> print(render_top(ModelProfile(tree, macs={"": 6}, flops={"": 12}, durations={"": 5000})))
-    The heaviest class of modules at each depth, all its modules there together:
+    The most expensive class of modules at each depth, as the sum over its modules:
     depth 0:
         params      - Net: 0
         MACs        - Net: 6 MACs
         flops       - Net: 12
         fwd latency - Net: 5 us
     """
-    which = "The heaviest class" if top_modules == 1 else f"The {format_thousands(top_modules)} heaviest classes"
-    lines = [f"{which} of modules at each depth, all {'its' if top_modules == 1 else 'their'} modules there together:"]
+    which = (
+        "The most expensive class"
+        if top_modules == 1
+        else f"The {format_thousands(top_modules)} most expensive classes"
+    )
+    lines = [f"{which} of modules at each depth, as the sum over {'its' if top_modules == 1 else 'their'} modules:"]
     for depth, classes in enumerate(profile.by_class()):
         if depth > module_depth >= 0:
             break
@@ -98,7 +102,7 @@ def _write_header(profile: ModelProfile, step: int) -> str:
 
 def _list_model(profile: ModelProfile) -> list[tuple[str, str]]:
     sizes = set(profile.batches)
-    batch = ", ".join(map(format_thousands, sorted(sizes))) or "not known"
+    batch = ", ".join(map(format_thousands, sorted(sizes))) or "unknown"
     calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
     return [
         ("batch size", batch + (calls if len(sizes) == 1 else "")),
@@ -144,7 +148,7 @@ def _write_modules(profile: ModelProfile) -> str:
     return "\n".join(
         [
             "At each module: params and their share of the model's, MACs and share, fwd latency and share, fwd FLOPS.",
-            "What a module does itself, in functions, is in its figures and in none of the modules inside it.",
+            "The work of a module outside its submodules, in functions, counts for the module only.",
             "",
             *draw_tree(profile.modules, describe),
         ]

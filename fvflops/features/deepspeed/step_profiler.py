@@ -27,7 +27,7 @@ class StepProfiler:
     >>> with StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=7)) as profiler:
     ...     profiler.step()
     Traceback (most recent call last):
-    RuntimeError: there is no profile: step 7, counted from 0, was to be profiled, and the loop ended after 1 step
+    RuntimeError: there is no profile: the loop ended after 1 step, before step 7 (counted from 0)
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class StepProfiler:
             self._write()
         if self._configuration.enabled and not self._written:
             raise RuntimeError(
-                f"there is no profile: step {self._configuration.profile_step}, counted from 0, was to be profiled,"
-                f" and the loop ended after {format_quantity(self._step, 'step')}"
+                f"there is no profile: the loop ended after {format_quantity(self._step, 'step')}, before step"
+                f" {self._configuration.profile_step} (counted from 0)"
             )
 
     def step(self) -> None:

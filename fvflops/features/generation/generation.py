@@ -44,7 +44,7 @@ def generation_cost(
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
-            raise ScalingError(f"{name}={size!r}: a generation has at least 1")
+            raise ScalingError(f"{name}={size!r}: expected an integer of at least 1")
     loaded = resolve_table(table)
     decoder = _Decoder(model, batch, metric, loaded, execution, progress)
     longest = max(prompt + new - 1, _MIN_TOKENS)
@@ -101,8 +101,8 @@ class _Decoder:
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         if is_encoder_decoder or not {"input_ids", "past_key_values"} <= parameters.keys():
             raise ScalingError(
-                f"{type(model).__name__} takes no input_ids with past_key_values, so that it cannot generate from a "
-                "cache: a causal language model of transformers does, such as transformers:GPT2LMHeadModel"
+                f"{type(model).__name__} takes no input_ids and past_key_values, so it cannot decode with a KV cache: "
+                "use a causal language model of transformers, such as transformers:GPT2LMHeadModel"
             )
         # As in generate: the language model head is applied to one position of the prompt.
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -152,5 +152,5 @@ class _Decoder:
 def _cache_of(result: Any) -> Any:
     cache = getattr(result, "past_key_values", None)
     if cache is None:
-        raise ScalingError(f"{type(result).__name__}, which the model returned, has no cache (past_key_values)")
+        raise ScalingError(f"the model's result, {type(result).__name__}, has no KV cache (past_key_values)")
     return cache

@@ -271,7 +271,7 @@ class KernelProfile:
         match = self.match()
         steps, nanoseconds = self._clock()
         if not steps:
-            return ["torch.profiler's times of a step that was broken off"]
+            return ["torch.profiler's times of an incomplete step"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
         lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
         if match.total is None:
@@ -282,14 +282,16 @@ class KernelProfile:
         ledger = match.ledger
         if ledger.compiled:
             lines.append(
-                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are told of the module "
-                "around them: fused kernels have none of their own"
+                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are attributed to "
+                "their module: fused kernels have no FLOPs"
             )
         elif ledger.told_elsewhere:
-            lines.append(f"without an event, and so told of their modules: {_list(ledger.told_elsewhere)}")
+            lines.append(
+                f"ops without an event, whose FLOPs are attributed to their module: {_list(ledger.told_elsewhere)}"
+            )
         unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
         if unknown:
-            lines.append(f"events without FLOPs, since no op of the count is theirs: {_list(unknown)}")
+            lines.append(f"events without FLOPs, since no counted op matches them: {_list(unknown)}")
         return lines
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
@@ -388,7 +390,7 @@ class KernelProfile:
         if self._stage == "new":
             return "nothing was profiled: the with block was not entered"
         if self._stage == "open":
-            return "nothing was profiled yet: the first cycle goes on"
+            return "nothing was profiled yet: the first cycle is not complete"
         if self._schedule is None:
             return "nothing was profiled: nothing ran in the with block"
         return f"nothing was profiled: of {format_quantity(self._step, 'step')} the schedule made none active"

@@ -101,7 +101,7 @@ class MemoryTimeline:
         """Return the memory alive at an event, -1 for before the run; an index out of range raises IndexError."""
         events = self.trace.events or ()
         if not _BEFORE <= event < len(events):
-            raise IndexError(f"this run has the events 0 to {len(events) - 1}, and -1 stands before them: no {event}")
+            raise IndexError(f"no event {event}: the run has events 0 to {len(events) - 1}, and -1 is before the run")
         by_kind: Counter[str] = Counter()
         by_module: Counter[str] = Counter()
         for block in self.blocks:
@@ -131,7 +131,7 @@ class MemoryTimeline:
         if kind is None:
             return self._totals
         if kind not in KINDS:
-            raise ValueError(f"no memory is called {kind!r}: it is one of {', '.join(KINDS)}")
+            raise ValueError(f"no kind of memory {kind!r}: the kinds are {', '.join(KINDS)}")
         return _sweep([block for block in self.blocks if block.kind == kind], len(self._totals) - 1)
 
 
@@ -149,13 +149,13 @@ def read_memory(
     """
     if trace.events is None:
         raise TraceError(
-            "this trace tells how often each op ran, and not in which order (it was merged, aggregated, or of a long "
-            "recording): predict the memory of one step that was recorded by itself, such as run.steps[0]"
+            "this Trace has no ordered events (it was merged, aggregated, or of a long recording), which memory needs: "
+            "pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
     device = _choose(devices) if device is None else device
     if device not in devices and devices:
-        raise ValueError(f"nothing of this run is on {device!r}: it used {', '.join(devices)}")
+        raise ValueError(f"this run has no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
     blocks = _Lifetimes(trace, device, unit).blocks(later_step)
