@@ -460,25 +460,25 @@ def profile_kernels(
 
 
 class _Gradients:
-    """Gradients set aside during the runs, so that each run creates its own."""
+    """Gradients saved and cleared during the runs, so that each run creates its own."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the gradients of tensors aside."""
+        """Save and clear the gradients of tensors."""
         for tensor in tensors:
             if tensor.is_leaf and id(tensor) not in self._held:
                 self._held[id(tensor)] = tensor, tensor.grad
                 tensor.grad = None
 
     def forget(self) -> None:
-        """Drop the gradients of a run."""
+        """Discard the gradients of a run."""
         for tensor, _ in self._held.values():
             tensor.grad = None
 
     def restore(self) -> None:
-        """Put the gradients back."""
+        """Restore the saved gradients."""
         for tensor, gradient in self._held.values():
             tensor.grad = gradient
 
@@ -548,7 +548,7 @@ def _check_path(path: str | os.PathLike[str]) -> str:
 
 
 def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
-    """Return the activities that this machine has, and warn where CUDA was asked for and is missing."""
+    """Return the activities that this machine has, and warn if CUDA was requested but is missing."""
     if activities is None:
         return None
     asked = list(activities)
