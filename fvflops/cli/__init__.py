@@ -16,8 +16,8 @@ from fvflops.cli.outputs import check_outputs
 from fvflops.paths import PACKAGE
 from fvflops.text import printable
 
-# Command → what it is for. The module of that name in `commands` has add_arguments() and run(); it is imported when the
-# command is given, so that the list of commands needs no torch.
+# Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
+# its own command, so that `fvflops --help` does not import torch.
 COMMANDS = {
     "count": "count a model's FLOPs, activations and parameters",
     "compare": "count a model by several conventions, and explain the differences",
@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "show whether compute or memory bounds a model on a device, and its least time",
-    "profile": "time a model, and show the times beside the counts",
+    "profile": "measure a model's time and memory, with its counts",
     "scale": "give a model's cost as a polynomial in its sizes, or the cost of generating text",
 }
 
@@ -35,7 +35,7 @@ _LONGEST = 400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 for success, 1 where what it checked does not hold, 2 for errors."""
+    """Run one command and return its exit code: 0 for success, 1 for a failed check, 2 for errors."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = build_parser([word for word in argv if word in COMMANDS][:1]).parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
-            # torch says this when NumPy is not installed; nothing here needs NumPy.
+            # torch warns of this when NumPy is not installed; nothing here needs NumPy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             check_outputs(arguments)
             command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
             return int(command.run(arguments))
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`): there is nobody left to tell.
+        # The reader of the pipe has closed it (`| head`): there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, SystemExit) as error:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(wanted: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the arguments of the commands that are wanted."""
+    """Return the parser of the command line, with the arguments of the `wanted` commands."""
     parser = _Parser(prog="fvflops", description="What a PyTorch model costs, and where.")
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -82,12 +82,12 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and exit with 2."""
+        """Print the error and exit with 2."""
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error in one line: our own by its message, another's with its type and the place where it was raised.
+    """Return an error in one line: the message of an error of fvflops; for others also the type, file and line.
 
     >>> format_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
@@ -96,18 +96,18 @@ def format_error(error: BaseException) -> str:
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PACKAGE)
-    ours = bool(frames) and frames[-1].filename.startswith(package)
-    if text and ours and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
+    is_own_error = bool(frames) and frames[-1].filename.startswith(package)
+    if text and is_own_error and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
         return text
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
         text = printable(f"the program asked to exit with {error.code!r}")
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
-    places = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
+    others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if not places:
+    if not others:
         return kind
     return (
-        f"{kind} ({printable(os.path.basename(places[-1].filename))}:{places[-1].lineno}; --debug shows the traceback)"
+        f"{kind} ({printable(os.path.basename(others[-1].filename))}:{others[-1].lineno}; --debug shows the traceback)"
     )

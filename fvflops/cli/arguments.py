@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how their texts are read."""
+"""Arguments shared by several commands, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -45,77 +45,75 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OP=SIZE",
-        help="output size of a data-dependent op: aten::nonzero=100, or a share as 0.5; may be repeated",
+        help="output size of a data-dependent op: aten::nonzero=100, or a share such as 0.5; may be repeated",
     )
 
 
 def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> None:
-    """Add how the model is built and executed."""
-    parser.add_argument(built_on, default=None, help="where the model is built: cpu, cuda, or meta for no weights")
+    """Add the device, the execution and the mode of the model."""
+    parser.add_argument(built_on, default=None, help="device of the model: cpu, cuda, or meta for no weights")
     parser.add_argument(
         "--execution",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes without values, real numbers, or real ones where shapes do not do; default: auto",
+        help="shapes: without values; real: with real tensors; auto (default): shapes, or real where values are needed",
     )
     parser.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
 
 
 def add_backward(parser: argparse.ArgumentParser) -> None:
-    """Add the backward pass of whatever the model returns."""
+    """Add the backward pass of the sum of the model's results."""
     parser.add_argument(
-        "--backward", action="store_true", help="with the backward pass of the sum of what the model returns"
+        "--backward", action="store_true", help="include the backward pass, from the sum of the model's results"
     )
 
 
 def add_report(
     parser: argparse._ActionsContainer, *, more: Mapping[str, str] | None = None, top: int | None = None
 ) -> None:
-    """Add the format of the report, the order of its rows, and where it goes; `more` are formats of this command."""
+    """Add the format of the report, the order of its rows, and its path; `more` are formats of this command."""
     formats = {**FORMATS, **(more or {})}
     listed = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     parser.add_argument(
         "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{listed}; default: text"
     )
     parser.add_argument(
-        "--sort", metavar="KEY", help="a column of the table, or name: rows are ranked by it; a wrong one lists all"
+        "--sort", metavar="KEY", help="rank rows by a column of the table, or by name; an unknown key lists all"
     )
     shown = "all" if top is None else str(top)
-    parser.add_argument(
-        "--top", type=parse_top, default=top, metavar="N", help=f"how many rows are shown; default: {shown}"
-    )
+    parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {shown}")
     add_output(parser)
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
-    """Add the order of the rows, by keys that a command has."""
-    parser.add_argument("--sort", metavar="KEY", help=f"by what lines are ranked: {keys}")
-    parser.add_argument("--top", type=int, metavar="N", help="how many lines are shown, those with most first")
+    """Add the order of the rows, by a command's own keys."""
+    parser.add_argument("--sort", metavar="KEY", help=f"rank rows by: {keys}")
+    parser.add_argument("--top", type=int, metavar="N", help="number of rows, largest first")
 
 
 def add_output(parser: argparse._ActionsContainer) -> None:
-    """Add where the report goes."""
-    parser.add_argument("--output", metavar="PATH", help="where the report goes; default: the terminal")
+    """Add the path of the report."""
+    parser.add_argument("--output", metavar="PATH", help="file for the report; default: the terminal")
 
 
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
-    """Add the files that Perfetto, speedscope and flame graphs read."""
+    """Add the paths of files for Perfetto, speedscope and flame graphs."""
     files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
-    files.add_argument("--weight", metavar="W", help=f"what widths stand for: {weights}")
+    files.add_argument("--weight", metavar="W", help=f"what widths show: {weights}")
 
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
     """Add the deepest level of modules that is shown."""
-    said = help or "deepest module level that is shown"
+    described = help or "deepest module level shown"
     shown = "" if default is None else f"; default: {default}"
-    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=said + shown)
+    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=described + shown)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
-    """Add a picture beside the report."""
-    parser.add_argument("--plot", metavar="PATH", help="a picture beside the report, .svg or .png; needs matplotlib")
+    """Add the path of a plot."""
+    parser.add_argument("--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib")
 
 
 def parse_depth(text: str) -> int:
@@ -142,7 +140,7 @@ def parse_format(formats: Mapping[str, str], text: str) -> str:
 
 
 def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
-    """Return the sizes that `--assume` texts give to ops.
+    """Return op → size from the values of `--assume`.
 
     >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
     {'aten::nonzero': 100, 'aten::index': 0.5}
@@ -153,5 +151,7 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
         try:
             sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
         except ValueError:
-            raise ValueError(f"--assume {text!r} gives no size: write aten::nonzero=100, or a share as 0.5") from None
+            raise ValueError(
+                f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
+            ) from None
     return sizes

@@ -1,4 +1,4 @@
-"""Options for files beside the report: chrome traces, speedscope and flame graphs."""
+"""Options for additional output files: chrome traces, speedscope and flame graphs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OPTIONS: Mapping[str, str] = {"trace": "chrome-trace", "speedscope": "speedscope
 
 
 def check_exports(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return path → format of the files that are asked for; a mistake raises, before there is anything to write."""
+    """Return path → format of the requested files; raise ValueError or OSError before anything is written."""
     files: dict[str, str] = {}
     for option, format in OPTIONS.items():
         path = getattr(arguments, option)
         if path is not None:
             files[path] = prepare_export(path, format, arguments.weight)
     if arguments.weight is not None and not files:
-        raise ValueError("--weight says what the widths in a file stand for: add --trace, --speedscope or --flamegraph")
+        raise ValueError("--weight sets what widths show in a file: add --trace, --speedscope or --flamegraph")
     return files

@@ -1,6 +1,6 @@
-"""Read a git repository's objects: no hook, no filter, no monitor of the repository runs, and nothing is fetched.
+"""Read the objects of a git repository without running its hooks, filters or fsmonitor, and without fetching.
 
-Only commands that read objects are called; what they could run is switched off all the same.
+Only commands that read objects are called, and the programs that git could start are disabled all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 _SETTINGS = (
     "core.hooksPath=" + os.devnull,
     "core.fsmonitor=false",
-    "protocol.allow=never",  # a partial clone asks its remote for what it lacks, by a program that its settings name
+    "protocol.allow=never",  # a partial clone would fetch missing objects, by a program named in its settings
 )
 _PATHS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 class GitError(ValueError):
-    """What git said that it cannot do."""
+    """A git command that failed, with git's message."""
 
 
 class Entry(NamedTuple):
@@ -34,16 +34,16 @@ class Entry(NamedTuple):
 
 
 def run_git(folder: str, *command: str) -> str:
-    """Return what a git command says about the repository of a folder; one that fails raises GitError."""
-    done = _start(folder, command, stdin=subprocess.DEVNULL)
-    output, said = done.communicate()
-    if done.returncode:
-        raise GitError(_say(command, said, done.returncode))
+    """Return the output of a git command in a folder; a failure raises GitError."""
+    process = _start(folder, command, stdin=subprocess.DEVNULL)
+    output, message = process.communicate()
+    if process.returncode:
+        raise GitError(_format_error(command, message, process.returncode))
     return os.fsdecode(output).removesuffix("\n")
 
 
 def list_files(folder: str, commit: str) -> list[Entry]:
-    """Return all paths of a commit, submodules too, which have no content."""
+    """Return all paths of a commit, including submodules (without content)."""
     lines = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
     found = [line.partition("\t") for line in lines if line]
     heads = [(head.split(), path) for head, _, path in found]
@@ -51,17 +51,17 @@ def list_files(folder: str, commit: str) -> list[Entry]:
 
 
 def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
-    """Write the files of a commit into an empty folder as they are in it, byte for byte.
+    """Write the files of a commit into an empty folder, byte for byte.
 
-    Symbolic links come last, so that no file is written through one. A path that leads out raises GitError, and so does
-    a file that a partial clone has not got.
+    Symbolic links are written last, so that no file is written through one. A path outside the folder raises GitError,
+    and so does a file that a partial clone does not have.
     """
     for entry in entries:
         parts = entry.path.split("/")
         if {"", ".", ".."} & set(parts) or parts[0].lower() == ".git":
-            raise GitError(f"the path {entry.path!r} leads out of the revision's files")
-        where = os.path.join(tree, *parts)
-        os.makedirs(where if entry.mode == _SUBMODULE else os.path.dirname(where), exist_ok=True)
+            raise GitError(f"the revision has the invalid path {entry.path!r}, which is not written")
+        directory = os.path.join(tree, *parts)
+        os.makedirs(directory if entry.mode == _SUBMODULE else os.path.dirname(directory), exist_ok=True)
     wanted = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
     command = ("cat-file", "--batch")
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
@@ -75,10 +75,10 @@ def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
                 if header[1:2] != ["blob"]:
                     process.kill()
                     errors.seek(0)
-                    said = " ".join(errors.read().decode(errors="replace").split())
+                    message = " ".join(errors.read().decode(errors="replace").split())
                     raise GitError(
                         f"{entry.path} is not in this clone, and nothing is fetched: fetch it with git first"
-                        + (f" ({said})" if said else "")
+                        + (f" ({message})" if message else "")
                     )
                 _write(objects, int(header[2]), os.path.join(tree, *entry.path.split("/")), entry.mode)
 
@@ -91,25 +91,25 @@ def _write(objects: IO[bytes], size: int, path: str, mode: str) -> None:
             while size:
                 chunk = objects.read(min(size, _CHUNK))
                 if not chunk:
-                    raise GitError(f"git ended in the midst of {path}")
+                    raise GitError(f"git ended before all of {path} was read")
                 file.write(chunk)
                 size -= len(chunk)
         if mode == _PROGRAM:
             os.chmod(path, 0o755)
-    objects.read(1)  # the line's end
+    objects.read(1)  # the newline after the object
 
 
 def _start(
     folder: str, command: Sequence[str], *, stdin: int | IO[bytes], stderr: int | IO[bytes] = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
     environment = git_environment(os.environ)
-    # Where the repository is named, the folder does not say which it is, and git takes its own for the working tree.
-    where = None if "GIT_DIR" in environment else folder
+    # With GIT_DIR set git takes the current directory for the working tree: do not change it.
+    directory = None if "GIT_DIR" in environment else folder
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
         return subprocess.Popen(
             ["git", "--no-pager", *settings, *command],
-            cwd=where,
+            cwd=directory,
             env=environment,
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -120,17 +120,17 @@ def _start(
 
 
 def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for git: with paths that hold in every folder, without the index, which is not read.
+    """Return an environment for git: with absolute paths, and without the index, which is not read.
 
     >>> git_environment({"GIT_DIR": os.curdir})["GIT_DIR"] == os.getcwd()
     True
     """
     changed = {name: os.path.abspath(environment[name]) for name in _PATHS if environment.get(name)}
-    never = {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
-    kept = {name: value for name, value in environment.items() if name != "GIT_INDEX_FILE"}
-    return {**kept, **changed, **never}
+    disabled = {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    inherited = {name: value for name, value in environment.items() if name != "GIT_INDEX_FILE"}
+    return {**inherited, **changed, **disabled}
 
 
-def _say(command: Sequence[str], said: bytes, code: int) -> str:
-    text = " ".join(said.decode(errors="surrogateescape").split())
+def _format_error(command: Sequence[str], message: bytes, code: int) -> str:
+    text = " ".join(message.decode(errors="surrogateescape").split())
     return f"git {command[0]}: {text or f'it ended with {code}'}"

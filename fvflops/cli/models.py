@@ -28,7 +28,7 @@ _MAX_CONFIG = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model to count, and its inputs as an analysis takes them; `assumed` says that they are defaults."""
+    """A model to count with its inputs; `assumed` is whether these are defaults."""
 
     model: nn.Module
     inputs: Any
@@ -38,7 +38,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A model as its library makes it, with the inputs that the library says it takes, or the inputs themselves."""
+    """A model from a library or a factory, with the library's input shapes or the factory's inputs."""
 
     model: nn.Module
     specs: tuple[InputSpec, ...] = ()
@@ -50,27 +50,27 @@ def load_model(
 ) -> LoadedModel:
     """Return the model that a MODEL argument names, on its inputs.
 
-    `inputs` are `--input` texts; without any, the shapes are those that the model's library gives. `config` is JSON, or
-    the path of a JSON file, for transformers. Whatever is missing or misspelt raises ValueError.
+    `inputs` are values of `--input`; the default is the shapes given by the model's library. `config` is JSON, or the
+    path of a JSON file, for transformers. A missing or misspelt name or value raises ValueError.
     """
     source, separator, rest = name.rpartition(":")
     if not separator or not rest or not source:
         raise ValueError(
-            f"{name!r} is no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
+            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
             "transformers:CLASS, package.module:factory or file.py:factory"
         )
     if config is not None and source != "transformers":
         raise ValueError(f"--config is for transformers models, and {name!r} is none")
     specs = tuple(parse_input(text) for text in inputs)
-    where = torch.device(device) if device is not None else nullcontext()
-    with where:
+    device_context = torch.device(device) if device is not None else nullcontext()
+    with device_context:
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
-    home = _device_of(built.model)
+    device_of_model = _device_of(built.model)
     if not specs and built.inputs is not None:
         return LoadedModel(built.model, built.inputs, {}, assumed=False)
     if not specs and not built.specs:
-        raise ValueError(f"{name} does not say what it takes: give --input SHAPE, such as --input 1,3,224,224")
-    args, kwargs = make_arguments(specs or built.specs, home)
+        raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
+    args, kwargs = make_arguments(specs or built.specs, device_of_model)
     return LoadedModel(built.model, args, kwargs, assumed=not specs)
 
 
@@ -84,7 +84,7 @@ def _from_zoo(name: str, _: str | None) -> _Built:
 def _from_timm(name: str, _: str | None) -> _Built:
     timm = _import("timm")
     if not timm.is_model(name):
-        raise ValueError(_unknown("timm", name, timm.list_models()))
+        raise ValueError(_describe_unknown("timm", name, timm.list_models()))
     model = timm.create_model(name, pretrained=False)
     return _Built(model, (InputSpec(None, (1, *model.pretrained_cfg["input_size"])),))
 
@@ -92,8 +92,8 @@ def _from_timm(name: str, _: str | None) -> _Built:
 def _from_torchvision(name: str, _: str | None) -> _Built:
     models = _import("torchvision").models
     if name not in models.list_models():
-        raise ValueError(_unknown("torchvision", name, models.list_models()))
-    # Without weights_backbone a detection model would load its backbone's weights.
+        raise ValueError(_describe_unknown("torchvision", name, models.list_models()))
+    # With the default weights_backbone a detection model would download its backbone's weights.
     needs_backbone = "detection" in models.get_model_builder(name).__module__ or "segmentation" in (
         models.get_model_builder(name).__module__
     )
@@ -103,7 +103,7 @@ def _from_torchvision(name: str, _: str | None) -> _Built:
 
 
 def _torchvision_inputs(weights: Any) -> tuple[InputSpec, ...]:
-    """Return the inputs for which a model's published weights were made, () where torchvision does not say."""
+    """Return the input shapes of a model's pretrained weights, () where torchvision has none."""
     if not len(weights):
         return ()
     preset = weights.DEFAULT.transforms()
@@ -119,17 +119,17 @@ def _from_transformers(name: str, config: str | None) -> _Built:
     transformers = _import("transformers")
     if not hasattr(transformers, name):
         names = [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
-        raise ValueError(_unknown("transformers", name, names))
+        raise ValueError(_describe_unknown("transformers", name, names))
     model_class: Any = getattr(transformers, name)
     config_class: Any = getattr(model_class, "config_class", None)
     if config_class is None:
-        raise ValueError(f"transformers' {name} has no configuration of its own: name a model class such as BertModel")
+        raise ValueError(f"transformers' {name} has no configuration: name a model class such as BertModel")
     settings = config_class(**_read_config(config))
     return _Built(model_class(settings), _transformers_inputs(model_class, settings))
 
 
 def _transformers_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]:
-    """Return inputs of a usual size for text, image or sound, whichever the model says it takes; () for others."""
+    """Return input shapes of a usual size for the model's main input: text, images or audio; () for others."""
     main = model_class.main_input_name
     if main == "pixel_values":
         size = getattr(config, "image_size", 224)
@@ -168,7 +168,7 @@ def _read_config(config: str | None) -> dict[str, Any]:
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:
-    """Return the function that `package.module:NAME` or `file.py:NAME` names; `option` is who asks for it."""
+    """Return the function that `package.module:NAME` or `file.py:NAME` names; errors name `option`."""
     source, _, name = text.rpartition(":")
     if not source or not name:
         raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
@@ -182,16 +182,18 @@ def _import_attribute(source: str, name: str) -> Any:
     module = _import_file(source) if source.endswith(".py") else _import(source)
     found = getattr(module, name, None)
     if found is None:
-        raise ValueError(_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
+        raise ValueError(_describe_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
     return found
 
 
 def _from_factory(source: str, name: str) -> _Built:
     factory = _import_attribute(source, name)
-    made = factory if isinstance(factory, nn.Module) else factory()
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    result = factory if isinstance(factory, nn.Module) else factory()
+    model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{source}:{name} made {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")
+        raise ValueError(
+            f"{source}:{name} returned {type(model).__name__}: return a torch.nn.Module, or (module, inputs)"
+        )
     return _Built(model, inputs=inputs)
 
 
@@ -204,13 +206,13 @@ def _import_file(path: str) -> ModuleType:
 
 @cache
 def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
-    """Return the module that a file is, run once: one that registers ops cannot be run again."""
+    """Import a file as a module, once: one that registers ops cannot be run again."""
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
-    # As for `python file.py`, what lies beside the file can be imported.
+    # As for `python file.py`, modules in the file's folder can be imported.
     sys.path.insert(0, os.path.dirname(path))
     spec.loader.exec_module(module)
     return module
@@ -227,7 +229,7 @@ def _import(name: str) -> ModuleType:
         raise ValueError(f"there is no package {error.name!r} here: install it, or check the name") from error
 
 
-def _unknown(source: str, name: str, names: Sequence[str]) -> str:
+def _describe_unknown(source: str, name: str, names: Sequence[str]) -> str:
     near = nearest(name, names)
     return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
 
@@ -246,7 +248,7 @@ _SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return what an analysis gives; an error message adds the inputs where they are defaults."""
+    """Return the result of `analyse`; if the inputs are defaults, an error message includes them."""
     try:
         return analyse()
     except Exception as error:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 _WIDTH = 30
-_LONG = 2.0  # seconds; what is done sooner needs no bar
+_MIN_SECONDS = 2.0  # shorter work shows no bar
 
 
 class Progress:
-    """A bar that is drawn on one line, if the whole takes longer than two seconds and somebody is there to see it.
+    """Progress bar on one line of a terminal, for work that takes longer than two seconds.
 
     >>> class Terminal(list):
     ...     isatty, write, flush = lambda self: True, list.append, lambda self: None
@@ -29,23 +29,23 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._begun = clock()
+        self._start = clock()
         self._drawn = False
 
-    def show(self, done: int, whole: int) -> None:
-        """Draw how many runs of how many are done."""
-        passed = self._clock() - self._begun
-        if passed * whole / done < _LONG or not self._stream.isatty():
+    def show(self, done: int, total: int) -> None:
+        """Draw the bar at `done` of `total` runs."""
+        elapsed = self._clock() - self._start
+        if elapsed * total / done < _MIN_SECONDS or not self._stream.isatty():
             return
-        filled = _WIDTH * done // whole
+        filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        left = passed * (whole - done) / done
-        self._stream.write(f"\r[{bar}] run {done} of {whole}, about {left:.0f} s more\x1b[K")
+        remaining = elapsed * (total - done) / done
+        self._stream.write(f"\r[{bar}] run {done} of {total}, about {remaining:.0f} s more\x1b[K")
         self._stream.flush()
         self._drawn = True
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         if self._drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

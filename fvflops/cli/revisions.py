@@ -1,7 +1,7 @@
 """Record a model factory from the files of a git revision, in a subprocess.
 
 The commit's objects are written to a temporary directory: the working tree, the index and the refs are neither read nor
-touched, and of the repository nothing runs but the factory's file and what it imports.
+changed, and no code of the repository runs except the factory's file and its imports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fvflops.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A factory of a revision: the repository's folder, the full commit, the path from that folder, and the name."""
+    """A factory in a revision: the repository's folder, the full commit, the path in it, and the function's name."""
 
     text: str
     repository: str
@@ -32,9 +32,9 @@ class Revision:
 
 
 def find_revision(text: str) -> Revision | None:
-    """Return what `REV:file.py:factory` names, or None for a text of another form.
+    """Return the Revision that `REV:file.py:factory` names, or None for a text of another form.
 
-    The path is looked for from the current folder, then from the repository's own. What git does not know raises
+    The path is relative to the current folder, or else to the repository's. An unknown revision or file raises
     ValueError.
     """
     source, _, factory = text.rpartition(":")
@@ -59,9 +59,9 @@ def find_revision(text: str) -> Revision | None:
 
 
 def record_revision(revision: Revision, inputs: Sequence[str], arguments: argparse.Namespace) -> Trace:
-    """Return the Trace of a revision's factory, recorded in a process of its own; one that fails raises ValueError.
+    """Return the Trace of a revision's factory, recorded in a subprocess; a failure raises ValueError.
 
-    On the standard error it says whose code runs.
+    A line on standard error names the file and the commit whose code runs.
     """
     with tempfile.TemporaryDirectory(prefix="fvflops-") as folder:
         tree = os.path.join(os.path.realpath(folder), "tree")
@@ -76,7 +76,7 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
             file=sys.stderr,
         )
         repository = os.path.realpath(revision.repository)
-        # What the user's Python finds in the working tree is found in the revision's files.
+        # Entries of sys.path inside the working tree are mapped to the revision's files.
         move = partial(_move, repository=repository, tree=tree)
         here = move(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
@@ -98,7 +98,7 @@ def _move(entry: str, *, repository: str, tree: str) -> str:
     if real != repository and not real.startswith(repository + os.sep):
         return entry
     moved = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
-    # An environment that lies in the repository's folder is no part of the revision.
+    # A virtual environment inside the repository's folder is not part of the revision.
     return moved if os.path.isdir(moved) else entry
 
 

@@ -1,4 +1,4 @@
-"""Open what MODEL names for analysis: a model, a saved trace, an exported program or a git revision."""
+"""Open the MODEL argument for analysis: a model, a saved trace, an exported program or a git revision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
 
-# How the names of saved traces and of exported programs end.
+# Suffixes of saved traces and of exported programs.
 FILES = (".json", ".pt2")
 
 
@@ -26,21 +26,21 @@ def open_analysis(
     *,
     inputs: Sequence[str] | None = None,
     config: str | None = None,
-    apart: bool = False,
+    in_subprocess: bool = False,
 ) -> FlopCountAnalysis:
-    """Return the analysis of what a MODEL argument names, recorded.
+    """Return the recorded analysis of a MODEL argument.
 
     A name that ends in .json is a saved trace, one in .pt2 a program of `torch.export`, `REV:file.py:factory` a factory
-    as a git revision has it, and anything else what `load_model` takes. `inputs` and `config` are those of the
-    arguments where they are not given. With `apart` a model is recorded in a subprocess, so that modules of one name in
-    two folders are told apart. A mistake raises ValueError that names it.
+    in a git revision; any other is passed to `load_model`. `inputs` and `config` default to those of the arguments.
+    `in_subprocess` records a model in a subprocess, since one process cannot import two modules of the same name. An
+    invalid name or argument raises ValueError.
     """
     inputs = arguments.input if inputs is None else inputs
     config = arguments.config if config is None else config
     if name.endswith(FILES):
         for option, value in (("--input", inputs), ("--config", config)):
             if value:
-                raise ValueError(f"{name} has inputs of its own: leave out {option}")
+                raise ValueError(f"{name} contains its inputs: omit {option}")
     if name.endswith(".json"):
         return FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
     assume = parse_assumptions(arguments.assume)
@@ -53,7 +53,7 @@ def open_analysis(
             raise ValueError(f"--config is for transformers models, and {name!r} is none")
         trace = record_revision(revision, inputs, arguments)
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
-    if apart:
+    if in_subprocess:
         trace = record_in_subprocess(name, name, inputs, arguments)
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if os.path.isfile(name):

@@ -1,4 +1,4 @@
-"""Record a model in a subprocess, whose Python imports modules from other folders than this one."""
+"""Record a model in a subprocess with its own `sys.path`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fvflops.analysis.trace_file import load_trace
 from fvflops.paths import PACKAGE
 from fvflops.trace import Trace
 
-_STDERR_TAIL = 2000  # characters of a failed process's standard error that are read
+_STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
 
 
 def record_in_subprocess(
@@ -31,10 +31,10 @@ def record_in_subprocess(
     `move` maps each entry of this process's `sys.path` to the subprocess's. A failure raises ValueError, whose message
     begins with `text`.
     """
-    home = str(PACKAGE.parent)
-    code = f"import sys; sys.path[:1] = [{home!r}]; from fvflops.cli.worker import main; main()"
-    with tempfile.TemporaryDirectory(prefix="fvflops-") as place:
-        wanted = {
+    package_folder = str(PACKAGE.parent)
+    code = f"import sys; sys.path[:1] = [{package_folder!r}]; from fvflops.cli.worker import main; main()"
+    with tempfile.TemporaryDirectory(prefix="fvflops-") as folder_of_result:
+        request = {
             "model": model,
             "input": list(inputs),
             "device": arguments.device,
@@ -42,18 +42,18 @@ def record_in_subprocess(
             "train": arguments.train,
             "assume": list(arguments.assume),
             "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
-            "result": os.path.join(place, "trace.json"),
+            "result": os.path.join(folder_of_result, "trace.json"),
             "path": [move(entry) for entry in sys.path if entry],
         }
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code],
-            input=json.dumps(wanted),
+            input=json.dumps(request),
             cwd=folder,
             capture_output=True,
             text=True,
             errors="backslashreplace",
         )
-        if done.returncode or not os.path.isfile(wanted["result"]):
-            said = done.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
-            raise ValueError(f"{text}: {said[0] if said else f'its process ended with {done.returncode}'}")
-        return load_trace(wanted["result"])
+        if process.returncode or not os.path.isfile(request["result"]):
+            last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
+            raise ValueError(f"{text}: {last_line[0] if last_line else f'its process ended with {process.returncode}'}")
+        return load_trace(request["result"])

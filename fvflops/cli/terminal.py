@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple, TextIO
 
-_WIDTH = 80  # of a terminal that does not say
+_WIDTH = 80  # if the terminal does not report its width
 
 
 class TerminalInfo(NamedTuple):
-    """What shows a report; `width` is in cells, None for no limit."""
+    """Width in character cells (None for no limit), colour support and encoding of a terminal."""
 
     width: int | None
     colour: bool
@@ -18,10 +18,10 @@ class TerminalInfo(NamedTuple):
 
 
 def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> TerminalInfo | None:
-    """Return the screen that a stream writes to, None where it is a file or a pipe.
+    """Return the terminal that a stream writes to, None for a file or a pipe.
 
-    NO_COLOR wins over FORCE_COLOR and CLICOLOR_FORCE, which make a pipe a screen without a limit, and these over
-    TERM=dumb; COLUMNS wins over what the terminal says of its width.
+    NO_COLOR overrides FORCE_COLOR and CLICOLOR_FORCE, which treat a pipe as a terminal without a width limit, and these
+    override TERM=dumb; COLUMNS overrides the width that the terminal reports.
 
     >>> import io
     >>> find_terminal(io.StringIO(), {}) is None
@@ -33,8 +33,8 @@ def find_terminal(stream: TextIO, environment: Mapping[str, str] = os.environ) -
     forced = forced and not environment.get("NO_COLOR")
     if not (stream.isatty() or forced):
         return None
-    refused = environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or environment.get("FORCE_COLOR") == "0"
-    return TerminalInfo(_measure(stream, environment), forced or not refused, stream.encoding or "utf-8")
+    disabled = environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or environment.get("FORCE_COLOR") == "0"
+    return TerminalInfo(_measure(stream, environment), forced or not disabled, stream.encoding or "utf-8")
 
 
 def find_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:

@@ -1,4 +1,4 @@
-"""What the process of `subprocess_recording` runs."""
+"""Main program of the process that `subprocess_recording` starts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fvflops.formulas import load_table
 
 
 def main() -> None:
-    """Record what the standard input describes, and write its Trace."""
-    wanted = json.load(sys.stdin)
-    sys.path[1:] = [entry for entry in dict.fromkeys(wanted["path"]) if entry != sys.path[0]]
+    """Record the model of the JSON request on standard input, and write its Trace."""
+    request = json.load(sys.stdin)
+    sys.path[1:] = [entry for entry in dict.fromkeys(request["path"]) if entry != sys.path[0]]
     try:
-        _record(wanted)
+        _record(request)
     except (Exception, SystemExit) as error:
         print(format_error(error), file=sys.stderr)
         sys.exit(1)
 
 
-def _record(wanted: dict[str, Any]) -> None:
-    arguments = argparse.Namespace(config=None, **wanted)
-    analysis = open_analysis(wanted["model"], arguments, load_table(wanted["table"]))
-    paths.write_text(wanted["result"], analysis.trace().to_json())
+def _record(request: dict[str, Any]) -> None:
+    arguments = argparse.Namespace(config=None, **request)
+    analysis = open_analysis(request["model"], arguments, load_table(request["table"]))
+    paths.write_text(request["result"], analysis.trace().to_json())

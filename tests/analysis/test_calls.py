@@ -235,7 +235,7 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
     [
         (["--by", "op", "--format", "tree"], "--format tree is by module, not by op"),
         (["--by", "call", "--format", "dot"], "--format dot is by module, not by call"),
-        (["--trace", "out.json", "--weight", "time"], "--weight time: nothing is timed here"),
+        (["--trace", "out.json", "--weight", "time"], "--weight time: count measures no time"),
         (["--trace", "out.json", "--weight", "flop"], "unknown weight 'flop': it is one of time, flops"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a", "--output", "a"], "--trace a: another file of this run has that path"),

@@ -165,7 +165,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
         (["--by", "op", "--peaks", "H100"], "leave --by op out"),
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--deepspeed", "--by", "op"], "--deepspeed is DeepSpeed's own report"),
+        (["--deepspeed", "--by", "op"], "--deepspeed writes DeepSpeed's report: omit --by"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a.json", "--weight", "watts"], "unknown weight 'watts'"),
         (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),

@@ -254,7 +254,7 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
     assert check("--table", "fvcore") == 2
-    assert "the budget of net is by the table exact, not fvcore" in capsys.readouterr().err
+    assert "the budget of net is for the table exact, not fvcore" in capsys.readouterr().err
 
 
 def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
@@ -269,7 +269,7 @@ def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
     assert check("--summary", str(folder), name="nett") == 2
     assert "cannot be written" in capsys.readouterr().err
     assert check("--depth", "1") == 2
-    assert "--depth says what --update writes" in capsys.readouterr().err
+    assert "--depth applies to --update only" in capsys.readouterr().err
     (folder / "file").write_text("")
     assert main(["check", "net.py:narrow", "--budget", "file/budget.yaml", "--update"]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -139,5 +139,5 @@ def test_a_mistake_is_told_in_one_line(capsys, arguments, message):
 
 
 def test_a_convention_twice_is_refused():
-    with pytest.raises(ValueError, match="fvcore stands twice"):
+    with pytest.raises(ValueError, match="duplicate tables: fvcore"):
         compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["fvcore", "fvcore"])

@@ -256,7 +256,7 @@ def test_generating_calls_generate():
 
     options = {"args": [torch.ones(1, 4)], "kwargs": {"steps": 5}, "print_profile": False, "as_string": False}
     assert get_model_profile(Generator(), **options, mode="generate") == (160, 80, 16)
-    with pytest.raises(TypeError, match="which LeNet5 has not"):
+    with pytest.raises(TypeError, match="which LeNet5 lacks"):
         get_model_profile(zoo.build("lenet5"), **options, mode="generate")
 
 
@@ -289,7 +289,7 @@ def test_a_step_that_is_not_reached_is_told(capsys):
     model = zoo.build("lenet5")
     for step in (2, 5):
         with (
-            pytest.raises(RuntimeError, match=f"step {step}, counted from 0, .* ended after 2 steps"),
+            pytest.raises(RuntimeError, match=rf"ended after 2 steps, before step {step} \(counted from 0\)"),
             StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=step)) as profiler,
         ):
             for _ in range(2):
@@ -355,14 +355,14 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, ValueError, "the model has nothing to run on: give input_shape, args or kwargs"),
+        ({}, ValueError, "the model has no inputs: pass input_shape, args or kwargs"),
         ({"input_shape": ()}, ValueError, r"input_shape is a tuple of sizes such as \(1, 3, 224, 224\), not \(\)"),
         ({"input_shape": 3}, ValueError, "not 3"),
         ({"input_shape": torch.ones(3)}, ValueError, "not a tensor"),
         ({"input_shape": (1,), "mode": "train"}, ValueError, "mode is one of 'forward', 'generate', not 'train'"),
         ({"input_shape": (1,), "warm_up": -1}, ValueError, "warm_up must be an integer >= 0, not -1"),
         ({"input_shape": (1,), "top_modules": 0}, ValueError, "top_modules must be an integer >= 1, not 0"),
-        ({"input_shape": (1,), "ignore_modules": ["Linear"]}, TypeError, "by their class, .*, not by 'Linear'"),
+        ({"input_shape": (1,), "ignore_modules": ["Linear"]}, TypeError, "given as classes, .*, not 'Linear'"),
     ],
 )
 def test_bad_arguments(options, error, message):

@@ -524,7 +524,7 @@ def test_a_profile_leaves_no_trace():
     with pytest.raises(KeyError), KernelProfile(broken) as run:
         broken(x)
     assert installed() == before
-    assert run.about() == ["torch.profiler's times of a step that was broken off"]
+    assert run.about() == ["torch.profiler's times of an incomplete step"]
 
 
 def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):

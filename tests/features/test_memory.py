@@ -288,7 +288,7 @@ def test_what_a_composite_op_hides_is_told_or_looked_into():
 
 def test_refusals():
     trace = record_call(torch.relu, (torch.ones(2),))
-    with pytest.raises(TraceError, match=r"not in which order .* run\.steps\[0\]"):
+    with pytest.raises(TraceError, match=r"no ordered events .* run\.steps\[0\]"):
         predict_memory(trace.aggregate())
     for wrong in (0, 1.5, True):
         with pytest.raises(ValueError, match="granularity in bytes must be an integer >= 1"):
@@ -296,9 +296,9 @@ def test_refusals():
     timeline = predict_memory(trace)
     with pytest.raises(ValueError, match=r"'weights'.*parameter, buffer"):
         timeline.curve("weights")
-    with pytest.raises(IndexError, match="no 9999"):
+    with pytest.raises(IndexError, match="no event 9999"):
         timeline.at(9999)
-    with pytest.raises(ValueError, match=r"nothing of this run is on 'cuda:3'"):
+    with pytest.raises(ValueError, match=r"this run has no memory on 'cuda:3'"):
         predict_memory(trace, device="cuda:3")
 
 

@@ -38,32 +38,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare a model with its budget, or update it; return 1 where the model is not within its budget, else 0."""
     if arguments.depth is not None and not arguments.update:
-        raise ValueError("--depth says what --update writes: give both")
+        raise ValueError("--depth applies to --update only: add --update")
     name = arguments.name or arguments.model
-    there = paths.exists(arguments.budget)
-    budgets = load_budgets(arguments.budget) if there or not arguments.update else {}
+    exists = paths.exists(arguments.budget)
+    budgets = load_budgets(arguments.budget) if exists or not arguments.update else {}
     budget = budgets.get(name) if arguments.update else find_budget(budgets, name, arguments.budget)
-    wanted = _choose_table(arguments.table, budget)
-    table = load_table(wanted)
+    table_name = _choose_table(arguments.table, budget)
+    table = load_table(table_name)
     if arguments.update:
         paths.check_writable(arguments.budget)
     analysis = open_analysis(arguments.model, arguments, table)
     if arguments.update:
         write_report(_update(analysis, budget, name, arguments), arguments)
         budget = load_budgets(arguments.budget)[name]
-    assert budget is not None  # find_budget has raised, or _update has written it
-    verdict = check_budget(analysis, budget, table=wanted)
+    assert budget is not None  # else find_budget has raised; _update has written it
+    verdict = check_budget(analysis, budget, table=table_name)
     if not arguments.update:
         write_report(report.budget_report(verdict), arguments)
     _summarise(verdict, arguments.summary)
     return 0 if verdict.kept else 1
 
 
-def _choose_table(asked: str | None, budget: Budget | None) -> str:
-    written = None if budget is None else budget.table or "default"
-    if asked is not None and written is not None and asked != written:
-        raise ValueError(f"the budget of {budget.name if budget else ''} is by the table {written}, not {asked}")
-    return asked or written or "default"
+def _choose_table(requested: str | None, budget: Budget | None) -> str:
+    of_budget = None if budget is None else budget.table or "default"
+    if requested is not None and of_budget is not None and requested != of_budget:
+        raise ValueError(f"the budget of {budget.name if budget else ''} is for the table {of_budget}, not {requested}")
+    return requested or of_budget or "default"
 
 
 def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> Document:

@@ -1,4 +1,4 @@
-"""`fvflops compare`: one model in several conventions, and why they differ."""
+"""`fvflops compare`: count one model by several conventions and explain the differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--tables {arguments.tables!r} names no convention: write default,fvcore,torch")
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
-    # The reference comes first, and once.
+    # The reference is first, and listed once.
     tables = list(dict.fromkeys([arguments.table, *names])) if names else ()
     compared = with_input_hint(
         subject,

@@ -1,4 +1,4 @@
-"""`fvflops count`: one model, recorded once, counted and reported."""
+"""`fvflops count`: record a model once, count it and write the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
 from fvflops.views.ranking import check_sort
 from fvflops.views.summary import column_metrics, make_summary, with_columns
 
-# What a Report is made of → how that is made.
+# Kind of data that a Report takes → the function that creates it.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
     "breakdown": lambda flops: read_breakdown(analysed_run(flops)),
@@ -46,16 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
         default="module",
-        help="a line for each module (default), each operator, both, each op call, each call of a module, "
-        "or each line of source",
+        help="one row per module (default), operator, both, op call, module call or source line",
     )
     add_depth(parser)
     add_report(parser, more={name: report.note for name, report in REPORTS.items() if name not in FORMATS})
     parser.add_argument(
-        "--collapse", action="store_true", help="show equal layers that follow each other as one row with their sum"
+        "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
     parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
-    files = parser.add_argument_group("files beside the report, of counted work")
+    files = parser.add_argument_group("additional files, by counted work")
     add_exports(files, weights="flops (default), macs, bytes, memory")
 
 
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = check_exports(arguments)
     flops = _analyse(arguments)
     if arguments.strict:
-        _refuse_unsupported(flops, arguments.table)
+        _raise_for_unsupported(flops, arguments.table)
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
     if arguments.by in CALL_VIEWS:
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, report: Report) -> None:
-    """Raise ValueError where the report cannot do what is asked for, before there is a model."""
+    """Raise ValueError for options that the report does not support, before the model is loaded."""
     by, format = arguments.by, arguments.format
     if format not in FORMATS:
         if by not in report.views:
@@ -104,7 +103,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
             raise ValueError(f"--format {format} needs a file: add --output model.{format}")
         check_drawable()
     if arguments.weight == "time":
-        raise ValueError("--weight time: nothing is timed here; fvflops profile measures a model's time")
+        raise ValueError("--weight time: count measures no time; use fvflops profile")
 
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
@@ -125,7 +124,7 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     return flops
 
 
-def _refuse_unsupported(flops: FlopCountAnalysis, table: str) -> None:
+def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
     unknown = flops.counts().ledger()[Status.UNKNOWN]
     if unknown:
         places = find_unsupported_places(flops.trace(), flops.counts())
@@ -135,9 +134,9 @@ def _refuse_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Return the options that a report takes."""
-    screen = find_terminal(sys.stdout) if arguments.output is None else None
-    screen = screen or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
-    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | screen._asdict()
+    terminal = find_terminal(sys.stdout) if arguments.output is None else None
+    terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
+    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
     return {name: value for name, value in options.items() if name in report.takes}
 
 

@@ -16,8 +16,8 @@ from fvflops.formulas import load_table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
-    what = "a MODEL as count takes it, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
-    parser.add_argument("model", metavar="A", help=f"{what}, as a git revision has it")
+    what = "a MODEL as for count, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
+    parser.add_argument("model", metavar="A", help=f"{what} of a git revision")
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         choices=MEASURES,
         default="flops",
-        help="metric that is shown before and after, and ranks the rows; default: flops",
+        help="metric to show before and after, and to rank rows by; default: flops",
     )
     add_report(parser, top=TOP)
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)
-    # A file has inputs of its own, so those of A do not apply.
+    # A saved trace or program contains its inputs, so those of A do not apply.
     is_file = arguments.other.endswith(FILES)
     second = open_analysis(
         arguments.other,
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         table,
         inputs=arguments.input_b or ([] if is_file else None),
         config=arguments.config_b or ("" if is_file else None),
-        apart=_are_files_of_two_folders(arguments.model, arguments.other),
+        in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)

@@ -1,4 +1,4 @@
-"""`fvflops ops`: the rows of a table, what it says of one op, and whether its examples hold."""
+"""`fvflops ops`: list the rows of a table, explain its row for one op, or check its examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List a table, explain one op, or check the examples; return 1 where one does not hold, else 0."""
+    """List a table, explain one op, or check the examples; return 1 where one fails, else 0."""
     table = load_table(arguments.table)
     if arguments.check:
         results = list(check_examples(table))

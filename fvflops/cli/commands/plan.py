@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp, cp and tp, outermost first"
     )
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank that is planned; default: 0")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
     parser.add_argument(
         "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that shards the model"
     )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="microbatches of a step; default: 1",
     )
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
-    parser.add_argument("--device", default=None, help="the device whose kernels are shown: cpu or cuda")
+    parser.add_argument("--device", default=None, help="device whose kernels are simulated: cpu or cuda")
     add_report(parser)
 
 
@@ -92,5 +92,5 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"--dtype {name}: weights have a floating dtype of torch, such as float32 or bfloat16")
+        raise ValueError(f"--dtype {name}: expected a floating-point dtype of torch, such as float32 or bfloat16")
     return dtype

@@ -1,4 +1,4 @@
-"""`fvflops profile`: measured time and memory of a model beside its counts."""
+"""`fvflops profile`: measure time and memory of a model, and report them with its counts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a command line asks for, checked before the run: the table, the peaks, and path → format of files."""
+class CheckedOptions:
+    """Options checked before the run: the table, the peaks, and path → format of files."""
 
     table: FormulaTable
     peaks: Device | None
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
     parser.set_defaults(table=None)  # deepspeed for --deepspeed, else exact: the others ignore some ops
     add_model_source(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="where the model runs; default: where it is built")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
-    runs = parser.add_argument_group("how often it runs")
+    runs = parser.add_argument_group("number of runs")
     runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
     runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
     runs.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of both: skip_first, wait, warmup, active and repeat, as in torch.profiler.schedule",
     )
     runs.add_argument("--steps", type=int, metavar="N", help="number of runs of the schedule")
-    shown = parser.add_argument_group("what is shown")
+    shown = parser.add_argument_group("report")
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
@@ -67,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
     shown.add_argument(
-        "--ignore", action="append", default=[], metavar="OP", help="leave an op out of --by op; may be repeated"
+        "--ignore", action="append", default=[], metavar="OP", help="exclude an op from --by op; may be repeated"
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
-    files = parser.add_argument_group("files beside the report")
+    files = parser.add_argument_group("additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
-    files.add_argument("--html", metavar="PATH", help="a page for the browser, with time and FLOP/s by module")
+    files.add_argument("--html", metavar="PATH", help="HTML page with time and FLOP/s by module")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,7 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(
-    subject: LoadedModel, profile: ProfileAnalysis, progress: Progress, arguments: argparse.Namespace, wanted: Wanted
+    subject: LoadedModel,
+    profile: ProfileAnalysis,
+    progress: Progress,
+    arguments: argparse.Namespace,
+    wanted: CheckedOptions,
 ) -> None:
     try:
         with_input_hint(subject, profile.trace)
@@ -119,8 +123,8 @@ def _record(
     _write(profile, arguments, wanted)
 
 
-def _check(arguments: argparse.Namespace) -> Wanted:
-    """Return what is wanted; raise ValueError or OSError for mistakes that can be found before the model is built."""
+def _check(arguments: argparse.Namespace) -> CheckedOptions:
+    """Return the checked options; raise ValueError or OSError for errors found before the model is built."""
     if arguments.sort is not None:
         if arguments.by == "op":
             check_sort(arguments.sort, CALL_SORTS)
@@ -141,12 +145,12 @@ def _check(arguments: argparse.Namespace) -> Wanted:
     if arguments.deepspeed:
         views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
         if any(views):
-            raise ValueError("--deepspeed is DeepSpeed's own report: leave --by, --phase, --sort and --peaks out")
+            raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
-    return Wanted(table, peaks, _check_files(arguments))
+    return CheckedOptions(table, peaks, _check_files(arguments))
 
 
 def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
@@ -208,7 +212,7 @@ def _choose_device(name: str | None) -> str | None:
     return name
 
 
-def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
+def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
     """Write the report and the files; an OSError about those that cannot be written is raised after the others."""
     failures: list[OSError] = []
     for path, format in {arguments.output: "report", **wanted.files}.items():
@@ -227,7 +231,7 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Want
         raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
-def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> None:
+def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
     if arguments.deepspeed:
         write(_draw_deepspeed(profile, arguments, wanted), arguments.output)
         return
@@ -240,7 +244,7 @@ def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wante
     write_report(report, arguments)
 
 
-def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Wanted) -> str:
+def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> str:
     return deepspeed_report.render(
         read_profile(profile.trace(), table=wanted.table),
         profile_step=int(profile.trace().about.get("warmup", 0)),

@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     with_input_hint(subject, analysis.trace)
     if arguments.measure:
         device = measure_device(arguments.device)
-    drawn = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
+    result = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
     if arguments.plot is not None:
         roofs = {name: device.peak(name) for name in device.dtypes()}
-        roofline_plot.save(drawn, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
-    report = roofline_report(drawn, by=arguments.by, depth=arguments.depth, subject=arguments.model)
+        roofline_plot.save(result, arguments.plot, by=arguments.by, depth=arguments.depth, roofs=roofs)
+    report = roofline_report(result, by=arguments.by, depth=arguments.depth, subject=arguments.model)
     if arguments.by == "op" and arguments.top is None and arguments.format not in DATA_FORMATS:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
@@ -91,7 +91,7 @@ def _read_dtype(text: str) -> str:
 
 
 def _cast(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a subject with its floating-point weights and inputs cast to a dtype."""
+    """Return a model with its floating-point weights and inputs cast to a dtype."""
     inputs, kwargs = _cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
     return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
 

@@ -35,7 +35,7 @@ _KEYS = ("prompt", "new", "batch")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An input shape with names of sizes in place of some numbers."""
+    """An input shape in which some sizes are names."""
 
     name: str | None
     axes: tuple[str | int, ...]
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate",
         metavar="KEY=N,...",
-        help="instead: cost of generating text by a transformers model, such as prompt=128,new=256,batch=1",
+        help="cost of text generation by a transformers model instead, such as prompt=128,new=256,batch=1",
     )
     parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
     add_backward(parser)
@@ -182,7 +182,7 @@ def parse_generation(text: str) -> dict[str, int]:
 
 
 def parse_template(text: str, names: Sequence[str]) -> Template:
-    """Return the input of `[NAME=]SHAPE[:DTYPE]`, with names of sizes in place of numbers.
+    """Return the input of `[NAME=]SHAPE[:DTYPE]`, in which sizes may be names.
 
     >>> parse_template("ids=batch,seq:int64", ["batch", "seq"])
     Template(name='ids', axes=('batch', 'seq'), dtype='int64')
@@ -209,13 +209,13 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
     if factory is None:
         subject, templates = _load(arguments, templates, vary)
         _check_taken(vary, {axis for template in templates for axis in template.axes}, templates)
-        return subject.model, *_fill_functions(templates, _home_of(subject))
+        return subject.model, *_fill_functions(templates, _device_of(subject))
     function, taken = factory
     _check_taken(vary, {*taken, *(axis for template in templates for axis in template.axes)}, templates)
 
     def build(**sizes: int) -> Any:
-        made = function(**{name: sizes[name] for name in taken})
-        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        result = function(**{name: sizes[name] for name in taken})
+        model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         model.train(arguments.train)
         return model if templates else (model, inputs)
 
@@ -238,9 +238,9 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
 ) -> tuple[LoadedModel, list[Template]]:
-    """Return the model, and its inputs with names for sizes: those given, or its library's default."""
-    least = {name: sizes[0] for name, sizes in vary.items()}
-    texts = [_write_spec(template.fill(least)) for template in templates]
+    """Return the model and the templates of its inputs: those given, or its library's default shapes."""
+    smallest = {name: sizes[0] for name, sizes in vary.items()}
+    texts = [_write_spec(template.fill(smallest)) for template in templates]
     subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
     if not templates:
@@ -253,7 +253,7 @@ def _load(
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
-    """Return an input with the usual names in place of its sizes, where these are varied.
+    """Return a template of an input: the axes that are varied by their usual names, the others by size.
 
     Text is (batch, seq), or (batch, target) for a decoder's; images are (batch, channels, size, size), or with height
     and width where one is varied; videos have frames before those; else the last axis is frames or samples.
@@ -271,7 +271,7 @@ def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) ->
     if not value.dtype.is_floating_point and value.ndim == 2:
         return ("batch", "target" if (name or "").startswith("decoder") else "seq")
     layouts = {2: ("samples",), 3: ("channels", "frames"), 4: ("channels", *sides), 5: ("channels", "frames", *sides)}
-    return ("batch", *layouts.get(value.ndim, tuple(f"axis{place}" for place in range(1, value.ndim))))
+    return ("batch", *layouts.get(value.ndim, tuple(f"axis{axis_index}" for axis_index in range(1, value.ndim))))
 
 
 def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence[Template]) -> None:
@@ -279,19 +279,19 @@ def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence
         if name not in taken:
             shown = " ".join(f"--input {template}" for template in templates) or "--input"
             raise ValueError(
-                f"--vary {name}: nothing takes this size: write {name} in the place of a number into {shown}"
+                f"--vary {name}: no input or argument has this size: write {name} instead of a number in {shown}"
                 + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
             )
 
 
-def _fill_functions(templates: Sequence[Template], home: torch.device) -> tuple[Any, Any]:
+def _fill_functions(templates: Sequence[Template], device: torch.device) -> tuple[Any, Any]:
     """Return the positional and the keyword arguments as functions of the sizes."""
 
     def positional(**sizes: int) -> Any:
-        return make_arguments([template.fill(sizes) for template in templates if template.name is None], home)[0]
+        return make_arguments([template.fill(sizes) for template in templates if template.name is None], device)[0]
 
     def named(**sizes: int) -> Any:
-        return make_arguments([template.fill(sizes) for template in templates if template.name is not None], home)[1]
+        return make_arguments([template.fill(sizes) for template in templates if template.name is not None], device)[1]
 
     return positional, named
 
@@ -301,6 +301,6 @@ def _write_spec(spec: InputSpec) -> str:
     return f"{name}{','.join(map(str, spec.shape))}:{spec.dtype}"
 
 
-def _home_of(subject: LoadedModel) -> torch.device:
+def _device_of(subject: LoadedModel) -> torch.device:
     tensor = next(iter(tensors_of((subject.inputs, dict(subject.kwargs)))), None)
     return torch.device("cpu") if tensor is None else tensor.device

@@ -17,7 +17,7 @@ from fvflops.trace import Status
 
 
 def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, int]:
-    """Return figure → value of some of `budget_keys()`, in their order.
+    """Return the values of some of `budget_keys()`, in the given order.
 
     Peak memory needs a model: a loaded Trace was recorded without temporaries, and raises ValueError.
 
@@ -35,7 +35,7 @@ def measure(analysis: FlopCountAnalysis, figures: Sequence[str]) -> dict[str, in
 
 
 def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = "") -> BudgetReport:
-    """Return how an analysed model compares with its budget.
+    """Check an analysed model against its budget.
 
     >>> import torch
     >>> from fvflops.features.budget.model import Limit

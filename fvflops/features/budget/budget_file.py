@@ -1,10 +1,10 @@
 """Read a YAML file of budgets, and update it with its comments kept.
 
-tolerance: 1%                    # for all models; 0 if left out
+tolerance: 1%                    # for all models; 0 if omitted
 models:
   resnet50:
-    table: exact                 # the convention; default if left out
-    flops: 8.2G                  # at most this: an integer, or K, M, G, T, P, Ki, Mi ... behind it
+    table: exact                 # the convention; default if omitted
+    flops: 8.2G                  # at most this: an integer, or K, M, G, T, P, Ki, Mi ... as suffix
     parameters: {exact: 25557032}
     memory: {max: 180MiB, tolerance: 5%}
     unknown: 0                   # ops without a formula

@@ -1,4 +1,4 @@
-"""Budgets of models, and how a run compares with one."""
+"""Budgets of models, and the result of checking one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OTHERS = ("memory", "unknown")
 
 
 def budget_keys() -> tuple[str, ...]:
-    """Return what a budget may limit."""
+    """Return the keys that a budget may limit."""
     return (*METRICS, *OTHERS)
 
 
 class Limit(NamedTuple):
-    """The limit of one figure: at most `value`, or exactly that, with a tolerance relative to it.
+    """The limit of one metric: at most `value`, or exactly `value`, with a relative tolerance.
 
     >>> Limit("flops", 100, tolerance=Fraction(1, 100)).allows(101), Limit("flops", 100, exact=True).allows(99)
     (True, False)
@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of one model by figure, with the FLOPs by module and operator as recorded by --update."""
+    """The limits of one model by metric, and the FLOPs by module and operator that --update recorded."""
 
     name: str
     limits: Mapping[str, Limit]

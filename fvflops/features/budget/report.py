@@ -1,4 +1,4 @@
-"""How a model compares with its budget, and what an update of a budget changed."""
+"""Report of a model's costs against its budget, and of an updated budget."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _write_title(verdict: BudgetReport) -> str:
 
 
 def _list_findings(findings: Sequence[CheckResult]) -> Table:
-    # In full where a short number would hide that a value is not its limit.
+    # Exact values where rounded ones would not show that a value differs from its limit.
     alike = any(
         finding.value != finding.limit.value and format_short(finding.value) == format_short(finding.limit.value)
         for finding in findings
@@ -113,7 +113,7 @@ def _name_metric(key: str) -> str:
 
 
 def _list_regressions(regressions: Sequence[Regression], noun: str) -> Table:
-    """Return the modules or operators whose FLOPs grew most; those alike in all but numbers in their names are one."""
+    """Return the modules or operators whose FLOPs grew most; names that differ in digits only share a row."""
     alike: dict[tuple[str | None, int, int], list[str]] = {}
     for grown in regressions:
         if grown.difference > 0:

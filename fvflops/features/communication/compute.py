@@ -27,8 +27,8 @@ _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "barrier": lambda s, n: 0,
 }
 
-# Op → (the collective, the argument with its payload; "" is the result). The payload of an all-gather is what all
-# ranks together hold, that of a reduce-scatter what each of them puts in.
+# Op → (the collective, the argument with its payload; "" is the result). The payload of an all-gather is the gathered
+# tensor, that of a reduce-scatter the input of one rank.
 _OPS: Mapping[str, tuple[str, str]] = {
     "c10d::allreduce_": ("all_reduce", "tensors"),
     "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
@@ -70,8 +70,8 @@ _OPS: Mapping[str, tuple[str, str]] = {
     "_c10d_functional_autograd::all_to_all_single": ("all_to_all", "input"),
     "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
 }
-# Ops of the same namespaces that send nothing.
-_SILENT = frozenset(
+# Ops of the same namespaces without traffic.
+_NO_TRAFFIC = frozenset(
     {
         "_c10d_functional::wait_tensor",
         "_c10d_functional::_wrap_tensor_autograd",
@@ -82,7 +82,7 @@ _SILENT = frozenset(
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 
 
-class _Read(NamedTuple):
+class _OpTraffic(NamedTuple):
     collective: str
     group: ProcessGroupSpec | None
     dtype: str
@@ -94,9 +94,9 @@ def read_communication(trace: Trace) -> Communication:
     """Return the communication of a rank's Trace.
 
     A payload is in bytes; an all-gather's is the gathered tensor, a reduce-scatter's the input of one rank, as in
-    NVIDIA's nccl-tests. On the wire one rank of n sends, with ring algorithms, 2(n-1)/n of it for an all-reduce,
-    (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, all of it for the others. Ops of torch's
-    communicating namespaces that are not supported are in `unknown` with their calls.
+    NVIDIA's nccl-tests. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce,
+    (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, all of it for the others. Unsupported
+    ops of torch's communication namespaces are in `unknown` with their calls.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()
@@ -107,26 +107,28 @@ def read_communication(trace: Trace) -> Communication:
     """
     scopes = trace.scopes()
     unknown: Counter[str] = Counter()
-    read: dict[int, _Read | None] = {}
+    read: dict[int, _OpTraffic | None] = {}
     transfers = []
     for (index, stack, phase), calls in trace.calls.items():
         signature = trace.signatures[index]
         packet = signature.packet
-        if packet.partition("::")[0] not in _NAMESPACES or packet in _SILENT:
+        if packet.partition("::")[0] not in _NAMESPACES or packet in _NO_TRAFFIC:
             continue
         if index not in read:
-            read[index] = _read(signature)
-        one = read[index]
-        if one is None:
+            read[index] = _read_op(signature)
+        traffic = read[index]
+        if traffic is None:
             unknown[packet] += calls
             continue
-        wire = None if one.wire is None else one.wire * calls
-        volume = Volume(calls, one.payload * calls, wire)
-        transfers.append(Transfer(one.collective, packet, one.group, one.dtype, scopes[stack], phase, volume))
+        wire = None if traffic.wire is None else traffic.wire * calls
+        volume = Volume(calls, traffic.payload * calls, wire)
+        transfers.append(
+            Transfer(traffic.collective, packet, traffic.group, traffic.dtype, scopes[stack], phase, volume)
+        )
     return Communication(tuple(transfers), unknown)
 
 
-def _read(signature: Signature) -> _Read | None:
+def _read_op(signature: Signature) -> _OpTraffic | None:
     known = _OPS.get(signature.packet)
     if known is None:
         return None
@@ -138,7 +140,7 @@ def _read(signature: Signature) -> _Read | None:
     nbytes = sum(tensor.nbytes for tensor in tensors)
     group = next((group for group in map(ProcessGroupSpec.of, signature.inputs) if group is not None), None)
     wire = None if group is None else _WIRE[collective](nbytes, group.size)
-    return _Read(collective, group, _dtypes(tensors), nbytes, wire)
+    return _OpTraffic(collective, group, _dtypes(tensors), nbytes, wire)
 
 
 def _dtypes(tensors: list[TensorSpec]) -> str:

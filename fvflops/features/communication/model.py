@@ -16,7 +16,7 @@ Key = TypeVar("Key")
 class Volume(NamedTuple):
     """Calls, their payload in bytes, and the bytes on the wire.
 
-    `wire` is what one rank sends, and receives, with ring algorithms; it is None where the group's size is not known.
+    `wire` is what one rank sends, and receives, with ring algorithms; None if the group's size is unknown.
     """
 
     calls: int = 0
@@ -36,8 +36,8 @@ class Volume(NamedTuple):
 class Transfer(NamedTuple):
     """All calls of one collective on one size of payload, in one scope and phase.
 
-    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is the payload's,
-    "" for a barrier.
+    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" for a
+    barrier.
     """
 
     collective: str
@@ -60,7 +60,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The transfers of one rank, summed in several ways; `unknown` are communicating ops that are not supported.
+    """The transfers of one rank, with sums by several keys; `unknown` counts unsupported communication ops.
 
     >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
     >>> one = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
@@ -84,7 +84,7 @@ class Communication:
         return self._by(lambda item: [item.collective])
 
     def by_axis(self) -> dict[str, Volume]:
-        """Return mesh axis, or the name of a group along none → volume."""
+        """Return mesh axis, or name of a group that is no axis → volume."""
         return self._by(lambda item: [_route(item).axis])
 
     def by_phase(self) -> dict[str, Volume]:

@@ -17,7 +17,7 @@ from fvflops.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ByRank:
-    """One figure of each rank.
+    """One value for each rank.
 
     >>> flops = ByRank({0: 10, 1: 14})
     >>> flops.total, flops.least, flops.most
@@ -33,18 +33,18 @@ class ByRank:
 
     @property
     def least(self) -> int:
-        """The least of any rank."""
+        """The minimum over all ranks."""
         return min(self.by_rank.values())
 
     @property
     def most(self) -> int:
-        """The most of any rank, for which the others wait."""
+        """The maximum over all ranks, for which the others wait."""
         return max(self.by_rank.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The aggregated traces of several ranks, by global rank.
+    """The aggregated Traces of several ranks, by global rank.
 
     >>> import torch, fvflops
     >>> stops = fvflops.load_table("default").stops_at
@@ -61,12 +61,12 @@ class Ranks:
 
         A table with a row for an op that the Traces have decomposed raises TraceError.
         """
-        holders = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
-        if not holders:
+        with_module = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
+        if not with_module:
             next(iter(self.traces.values())).modules.canonical(module_name)
         return ByRank(
             {
-                rank: _analyse(trace, table).total(module_name) if rank in holders else 0
+                rank: _analyse(trace, table).total(module_name) if rank in with_module else 0
                 for rank, trace in self.traces.items()
             }
         )
@@ -76,7 +76,7 @@ class Ranks:
         return ByRank({rank: _analyse(trace, table).macs() for rank, trace in self.traces.items()})
 
     def communication(self) -> Mapping[int, Communication]:
-        """Return what each rank communicated."""
+        """Return the communication of each rank."""
         return {rank: read_communication(trace) for rank, trace in self.traces.items()}
 
     def payload(self) -> ByRank:
@@ -84,37 +84,35 @@ class Ranks:
         return ByRank({rank: item.total().payload for rank, item in self.communication().items()})
 
     def merged(self) -> Trace:
-        """Return the trace of all ranks together; different models, such as stages of a pipeline, raise TraceError."""
+        """Return the merged Trace of all ranks; different models, such as stages of a pipeline, raise TraceError."""
         return Trace.merge(self.traces.values())
 
 
 def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks | None:
     """Return the Traces of all ranks of a process group, by global rank; all its ranks must call this.
 
-    They are sent aggregated, as JSON. With `dst`, a global rank, only that rank gets the result and the others None.
-    `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering itself is in
-    no Trace.
+    Traces are sent aggregated, as JSON. With `dst`, a global rank, that rank gets the result and the others None.
+    `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering itself is not
+    recorded.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            "gather() wants the process group of a distributed run: call torch.distributed.init_process_group first"
-        )
+        raise RuntimeError("gather() needs a process group: call torch.distributed.init_process_group first")
     text = trace.aggregate().to_json()
     members = dist.get_process_group_ranks(group)
     if dst is not None and dst not in members:
-        raise ValueError(f"gather(dst={dst}): the group's ranks are {members}; dst is one of them")
+        raise ValueError(f"gather(dst={dst}): dst must be one of the group's ranks, {members}")
     texts: list[Any] = [None] * len(members)
     if dst is None:
         dist.all_gather_object(texts, text, group=group)
     else:
-        wanted = dist.get_rank() == dst
-        dist.gather_object(text, texts if wanted else None, dst=dst, group=group)
-        if not wanted:
+        is_destination = dist.get_rank() == dst
+        dist.gather_object(text, texts if is_destination else None, dst=dst, group=group)
+        if not is_destination:
             return None
-    return _read(members, texts)
+    return _decode(members, texts)
 
 
-def _read(members: Sequence[int], texts: Sequence[str]) -> Ranks:
+def _decode(members: Sequence[int], texts: Sequence[str]) -> Ranks:
     return Ranks({rank: Trace.from_json(text) for rank, text in zip(members, texts, strict=True)})
 
 

@@ -1,4 +1,4 @@
-"""What a rank sends and receives, a row for each collective and group."""
+"""Report of a rank's communication: a row for each collective, group and dtype."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def render(communication: Communication) -> str:
 
 
 def communication_parts(communication: Communication) -> list[Part]:
-    """Return the table of what is communicated, and which ops of unknown traffic it lacks."""
+    """Return the table of collectives, and a note on unsupported ops."""
     rows = [(*route, *volume) for route, volume in communication.by_route().items()]
     total = ("total", None, None, None, *communication.total())
     parts: list[Part] = [Table("communication", _COLUMNS, rows, total=total, noun="collective")]

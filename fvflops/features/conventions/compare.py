@@ -1,4 +1,4 @@
-"""The comparison: one model counted in several conventions."""
+"""Count one model by several conventions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def compare(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Return what several conventions count for a model's forward run, and why any two of them differ.
+    """Return the counts of a model's forward pass by several conventions, and why each two differ.
 
-    `tables` are conventions by name, path or as a FormulaTable; without any, all that are shipped. The other arguments
-    are those of FlopCountAnalysis. The same convention twice raises ValueError.
+    `tables` are conventions: names, paths or FormulaTables; by default all shipped ones. The other arguments are those
+    of FlopCountAnalysis. A duplicate convention raises ValueError.
 
     >>> from torch import nn
     >>> comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "torch"])
@@ -39,9 +39,9 @@ def compare(
     """
     chosen = [resolve_table(table) for table in tables or shipped_tables()]
     names = [table.name for table in chosen]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"compare: {', '.join(twice)} stands twice among the tables")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
     counts: dict[str, Counts] = {}
     subject = ""
     for table in chosen:

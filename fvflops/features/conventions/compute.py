@@ -1,4 +1,4 @@
-"""The difference: why two conventions count differently, from the entries that each has for the same run."""
+"""Explain why two conventions count one run differently, from the entries of their counts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Scope = tuple[str, ...]
 def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]) -> tuple[Difference, ...]:
     """Return why the second counts differ from the first, largest reason first.
 
-    `units` are the flops that a multiply-add counts for in either. The values add up to `second.total() -
-    first.total()`. Ops are matched module by module, since conventions call them by different names: what is left on
-    one side alone is left out, or counted beside.
+    `units` are the FLOPs per multiply-add of each. The values add up to `second.total() - first.total()`. Ops are
+    matched within each module, since conventions count at different ops: `linear` in one is `addmm` in another. An op
+    without a match is ignored by the other convention.
     """
     was, now = units
     macs = sum(entry.macs for entry in first.entries)
     values: Counter[tuple[str, str]] = Counter()
     calls: Counter[tuple[str, str]] = Counter()
-    whole = _whole_modules(first) | _whole_modules(second)
-    one, two = _gather(first.entries, whole, now), _gather(second.entries, whole, now)
+    counted_as_one = _modules_counted_as_one(first) | _modules_counted_as_one(second)
+    one, two = _sum_by_scope(first.entries, counted_as_one, now), _sum_by_scope(second.entries, counted_as_one, now)
     for scope in one.keys() | two.keys():
         for pair, value, times in _match(one.get(scope, {}), two.get(scope, {})):
             values[pair] += value
@@ -37,17 +37,19 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
     return tuple(sorted(reasons, key=lambda reason: -abs(reason.value)))
 
 
-def _whole_modules(counts: Counts) -> set[Scope]:
-    """Return the scopes of the modules that were counted as one."""
+def _modules_counted_as_one(counts: Counts) -> set[Scope]:
+    """Return the scopes of modules that a table counts by a formula of the module, not by their ops."""
     return {entry.scope for entry in counts.entries if "::" not in entry.op}
 
 
-def _gather(entries: Iterable[Entry], whole: set[Scope], unit: int) -> dict[Scope, dict[str, tuple[int, int]]]:
-    """Return scope → label → amount and calls; what ran inside a module that was counted as one belongs to it."""
+def _sum_by_scope(
+    entries: Iterable[Entry], counted_as_one: set[Scope], unit: int
+) -> dict[Scope, dict[str, tuple[int, int]]]:
+    """Return scope → label → (FLOPs, calls); ops inside a module that is counted as one are attributed to it."""
     sums: dict[Scope, dict[str, tuple[int, int]]] = defaultdict(dict)
     for entry in entries:
         scope = entry.scope
-        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in whole), scope)
+        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in counted_as_one), scope)
         amount, calls = sums[scope].get(entry.label, (0, 0))
         sums[scope][entry.label] = amount + unit * entry.macs + entry.flops, calls + entry.calls
     return sums
@@ -56,16 +58,16 @@ def _gather(entries: Iterable[Entry], whole: set[Scope], unit: int) -> dict[Scop
 def _match(
     one: dict[str, tuple[int, int]], two: dict[str, tuple[int, int]]
 ) -> Iterable[tuple[tuple[str, str], int, int]]:
-    """Yield the pairs of labels that stand for the same work in one module, what the second has more, and the calls."""
+    """Yield pairs of labels that count the same work in one module, second minus first in FLOPs, and the calls."""
     for label in one.keys() & two.keys():
         was, now = one[label], two[label]
         yield (label if was[0] else "", label if now[0] else ""), now[0] - was[0], max(was[1], now[1])
     left = {label: item for label, item in one.items() if item[0] and label not in two}
     right = {label: item for label, item in two.items() if item[0] and label not in one}
     for label, (amount, _) in list(left.items()):
-        twin = next((other for other, (value, _) in right.items() if value == amount), None)
-        if twin is not None:
-            del left[label], right[twin]
+        equal = next((other for other, (value, _) in right.items() if value == amount), None)
+        if equal is not None:
+            del left[label], right[equal]
     if sum(amount for amount, _ in left.values()) == sum(amount for amount, _ in right.values()):
         return
     if len(left) == len(right) == 1:

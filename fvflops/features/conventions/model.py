@@ -1,4 +1,4 @@
-"""The comparison: what several conventions count for one run of a model, and why they differ."""
+"""Counts of one run by several conventions, and the reasons for their differences, as plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fvflops.text import suggest
 
 @dataclass(frozen=True, slots=True)
 class ConventionTotal:
-    """What one convention counts, multiply_add * macs + flops in total; for `unknown` ops it has no row."""
+    """The count by one convention: multiply_add * macs + flops in total; `unknown` ops have no row in its table."""
 
     name: str
     description: str
@@ -21,18 +21,18 @@ class ConventionTotal:
 
     @property
     def total(self) -> int:
-        """The number that the convention reports."""
+        """The total that the convention reports."""
         return self.multiply_add * self.macs + self.flops
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One reason why a second convention counts more, or less, than a first.
+    """One reason why a second convention counts more, or fewer, FLOPs than a first.
 
-    `kind` is "unit" (a multiply-add counts for another number of flops), "without" (the second leaves out `first`),
-    "unknown" (it has no row for it), "beside" (it also counts `second`) or "otherwise" (both count it, and not alike).
-    `first` and `second` are the labels of either side, `value` is what the second counts more, in its own unit, and
-    `calls` how often the op ran.
+    `kind` is "unit" (another number of FLOPs per multiply-add), "without" (the second ignores `first`), "unknown" (the
+    second has no row for it), "beside" (the second also counts `second`) or "otherwise" (both count it, with different
+    results). `first` and `second` are labels of ops, `value` is second minus first in the second's unit, and `calls`
+    how often the op ran.
     """
 
     kind: str
@@ -44,10 +44,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The tallies of several conventions over one model, and the differences of any two of them.
+    """The totals of one model by several conventions, and the differences of each two.
 
-    `subject` says what was counted. `differences` maps the names of a first and a second convention to the reasons,
-    largest first; they add up to the second's total less the first's.
+    `subject` describes the inputs. `differences` maps the names of a first and a second convention to the reasons,
+    largest first; they add up to the second's total minus the first's.
     """
 
     subject: str
@@ -55,7 +55,7 @@ class Comparison:
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
 
     def between(self, first: str, second: str) -> tuple[Difference, ...]:
-        """Return why a second convention counts otherwise than a first; a name not compared raises KeyError."""
+        """Return the reasons why a second convention differs from a first; a name not compared raises KeyError."""
         for name in (first, second):
             if name not in self.tallies:
                 hint = suggest(name, self.tallies) or f": there are {', '.join(self.tallies)}"

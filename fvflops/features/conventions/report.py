@@ -1,4 +1,4 @@
-"""What several conventions count for one model, and why each differs from a reference."""
+"""Report of a comparison: the count by each convention, and why it differs from a reference."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def render(comparison: Comparison, *, against: str | None = None, shown: int = S
 def comparison_report(comparison: Comparison, *, against: str | None = None, shown: int = SHOWN) -> Document:
     """Return the totals of all conventions, then why each differs from `against`, by default the first.
 
-    Of each convention the `shown` largest reasons are listed, and the sum of the others. A name that was not compared
+    For each convention the `shown` largest reasons are listed, and the sum of the others. A name that was not compared
     raises KeyError.
     """
     against = next(iter(comparison.tallies)) if against is None else against
-    comparison.between(against, against)  # which refuses an unknown name
+    comparison.between(against, against)  # raises KeyError for an unknown name
     base = comparison.tallies[against]
     rows = [
         (tally.name, tally.total, tally.multiply_add, tally.macs, tally.flops) for tally in comparison.tallies.values()

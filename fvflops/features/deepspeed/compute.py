@@ -1,4 +1,4 @@
-"""The profile of a model, read from a Trace that was recorded under the clock."""
+"""Compute the profile of a model from a Trace recorded with times."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fvflops.formulas import FormulaTable, load_table, resolve_table
 from fvflops.formulas.functions.classes import name_class
 from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
 
-# What is counted in the phases that a peer, whose table it is, does not count: DeepSpeed takes the backward pass for
-# twice the forward pass, and has no formula for any op of it.
+# Table → the table for the phases other than forward: DeepSpeed assumes that the backward pass costs twice the forward
+# pass, and has no formula for its ops.
 _OTHER_PHASES = {"deepspeed": "exact"}
 
 
 def read_profile(
     trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
 ) -> ModelProfile:
-    """Return the profile that a Trace holds which was recorded with measure={"time"}; another raises TraceError.
+    """Return the profile of a Trace recorded with measure={"time"}; another raises TraceError.
 
-    `table` is the convention of the forward pass. The other phases are counted by it too, but under "deepspeed", which
-    has no formulas for them, by "exact". `ignored` are classes: what a module of just such a class does itself is told
-    of the module that called it. A Trace in which no module was called raises TraceError.
+    `table` is the convention of the forward pass and of the other phases, except that "deepspeed", which has no
+    formulas for these, counts them by "exact". `ignored` are classes: the work of a module of exactly such a class,
+    without its submodules, is attributed to its caller. A Trace without a module call raises TraceError.
 
     >>> import torch
     >>> from fvflops import record
@@ -39,12 +39,12 @@ def read_profile(
     times = read_times(trace)
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
-        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to tell of")
-    unseen = _name_ignored(trace.modules, ignored)
+        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
+    ignored_names = _name_ignored(trace.modules, ignored)
     macs: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for entry in _count(trace, chosen):
-        owner = next((name for name in reversed(entry.scope) if name not in unseen), None)
+        owner = next((name for name in reversed(entry.scope) if name not in ignored_names), None)
         if entry.phase == "forward" and owner is not None:
             macs[owner] += entry.macs
             flops[owner] += entry.value
@@ -52,7 +52,7 @@ def read_profile(
         _drop_outsiders(trace.modules),
         macs,
         flops,
-        {name: duration for name, duration in durations.items() if name not in unseen},
+        {name: duration for name, duration in durations.items() if name not in ignored_names},
         batches=_read_batches(trace),
         about={"table": chosen.name},
     )
@@ -65,7 +65,7 @@ def read_profile(
 
 def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
     names = {name_class(item) for item in ignored}
-    return frozenset(place.name for place in modules.modules() if place.classes and place.classes[0] in names)
+    return frozenset(module.name for module in modules.modules() if module.classes and module.classes[0] in names)
 
 
 def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
@@ -73,12 +73,12 @@ def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
 
 
 def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Figures]:
-    """Return what was done in each phase but the forward pass, where anything was."""
-    present = {phase for *_, phase in trace.calls}
+    """Return the cost of each phase but the forward pass, where ops ran in it."""
+    recorded = {phase for *_, phase in trace.calls}
     phases = {
         phase: Figures(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
         for phase in PHASES
-        if phase != "forward" and phase in present
+        if phase != "forward" and phase in recorded
     }
     if phases:
         for entry in _count(trace, table):
@@ -88,7 +88,7 @@ def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, F
 
 
 def _read_batches(trace: Trace) -> tuple[int, ...]:
-    """Return the first size of the first tensor that went into each call of the model, if there is one in each."""
+    """Return the first size of the first input tensor of each call of the model, () if a call has none."""
     sizes = []
     for event in trace.events or ():
         if event.kind == "exit" and event.phase == "forward":
@@ -96,12 +96,12 @@ def _read_batches(trace: Trace) -> tuple[int, ...]:
             if trace.regions[signature.region] == ("module", ""):
                 shapes = [item.shape for item in tensors_in(signature.inputs) if isinstance(item, TensorSpec)]
                 sizes.append(next((shape[0] for shape in shapes if shape), None))
-    known = [size for size in sizes if isinstance(size, int)]
-    return tuple(known) if len(known) == len(sizes) else ()
+    batches = [size for size in sizes if isinstance(size, int)]
+    return tuple(batches) if len(batches) == len(sizes) else ()
 
 
 def _drop_outsiders(modules: ModuleTree) -> ModuleTree:
     outsiders = modules.outsiders()
-    places = {name: place for name, place in modules.places.items() if name not in outsiders}
+    places = {name: module for name, module in modules.places.items() if name not in outsiders}
     children = tuple(child for child in modules.root.children if child[1] not in outsiders)
     return ModuleTree({**places, "": replace(modules.root, children=children)})

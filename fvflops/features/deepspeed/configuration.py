@@ -1,4 +1,4 @@
-"""The configuration of a flops profiler: which step is profiled and what is told, as in DeepSpeed's files."""
+"""Read the configuration of a FLOPs profiler, as in DeepSpeed's files: the step to profile and what to report."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.text import require_int, suggest
 
 _SECTION = "flops_profiler"
-_TRUTH = {"true": True, "false": False}
-_NOTHING = ("", "null", "~")
-# What DeepSpeed takes from this key, how often a forward pass is run again, is recorded here.
-_COUNTED = "recompute_fwd_factor"
+_BOOLS = {"true": True, "false": False}
+_NULLS = ("", "null", "~")
+# DeepSpeed multiplies by this factor for recomputed forward passes; here recomputation is recorded.
+_IGNORED_KEY = "recompute_fwd_factor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfiguration:
-    """What `StepProfiler` does: nothing unless `enabled`; the step of number `profile_step`, from 0 on, is profiled.
+    """Configuration of `StepProfiler`: `enabled`, and the number of the step to profile, from 0 on.
 
-    The others are arguments of `FlopsProfiler.print_model_profile`. Values of other types raise ValueError.
+    The others are arguments of `FlopsProfiler.print_model_profile`. An invalid value raises ValueError.
 
     >>> ProfilerConfiguration(enabled=True, top_modules=3).profile_step
     1
@@ -49,9 +49,9 @@ class ProfilerConfiguration:
 def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
     """Return the configuration in a YAML or JSON file, a path or URI as in `fvflops.paths`.
 
-    Its keys stand under "flops_profiler", beside whatever else a configuration of DeepSpeed holds, or alone in the
-    file. "recompute_fwd_factor" is read over: what runs again is recorded. A file that cannot be read, an unknown key
-    and a value of another kind raise TableError, a ValueError that begins with the file and the line.
+    The keys are in the section "flops_profiler" of a DeepSpeed configuration, or at the top level of the file.
+    "recompute_fwd_factor" is ignored, since recomputation is recorded. An unreadable file, an unknown key and an
+    invalid value raise TableError, a ValueError that begins with the file and the line.
     """
     document = read_document(os.fspath(path))
     keys = document.fields("a configuration")
@@ -61,7 +61,7 @@ def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
     known = [field.name for field in fields(ProfilerConfiguration)]
     values: dict[str, Any] = {}
     for key, node in keys.items():
-        if key == _COUNTED:
+        if key == _IGNORED_KEY:
             continue
         if key not in known:
             hint = suggest(key, known) or f": the keys are {', '.join(known)}"
@@ -77,7 +77,7 @@ def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
 def _read_value(key: str, node: Node) -> bool | int | str | None:
     text = node.text(key)
     if key == "output_file":
-        return None if text.lower() in _NOTHING else text
-    if text.lower() in _TRUTH:
-        return _TRUTH[text.lower()]
+        return None if text.lower() in _NULLS else text
+    if text.lower() in _BOOLS:
+        return _BOOLS[text.lower()]
     return int(text) if text.removeprefix("-").isdecimal() else text

@@ -1,8 +1,8 @@
-"""The face that programs written for DeepSpeed's flops profiler know: its calls, arguments and results.
+"""The interface of DeepSpeed's flops profiler: its calls, arguments and results.
 
-Forward numbers are DeepSpeed's by default (`table="deepspeed"`): a multiply-add is two flops, and what it leaves out is
-left out. The backward pass, which it takes for twice the forward pass, is counted where it was recorded, and told as
-not recorded elsewhere. Nothing is written onto the model, and no function is replaced for good.
+Forward counts are DeepSpeed's by default (`table="deepspeed"`): a multiply-add is two FLOPs, and ops that DeepSpeed
+ignores are ignored. The backward pass, for which DeepSpeed assumes twice the forward pass, is counted if it was
+recorded, and else reported as not recorded. The model gets no attributes, and no function stays patched.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ OutputFile = str | os.PathLike[str] | None
 
 
 class FlopsProfiler:
-    """A profiler of what a program does with a model between `start_profile` and `stop_profile`.
+    """Profile the calls of a model between `start_profile` and `stop_profile`.
 
-    The program runs as it does without; results can be asked for from `start_profile` on until `end_profile`, and hold
-    what was done since the last start. `table` is the convention of the forward numbers, a name, path or FormulaTable.
-    Used in a with statement, it starts, and ends though an exception passes through. What runs under autograd is
-    counted by its core ops; so the bias of a linear layer, once for all rows, is in DeepSpeed's convention too.
+    The program's results do not change. The profile covers the calls since the last `start_profile`, and is available
+    until `end_profile`. `table` is the convention of the forward pass: a name, a path or a FormulaTable. As a context
+    manager it starts on entry and ends on exit. Under autograd composite ops are counted by the core ops that they
+    call, so the bias of a linear layer counts in DeepSpeed's convention too.
 
     >>> model = nn.Linear(3, 2)
     >>> profiler = FlopsProfiler(model)
@@ -74,8 +74,8 @@ class FlopsProfiler:
         self._table = resolve_table(table)
         self._ignored: tuple[type, ...] = ()
         self._run: record | None = None
-        self._goes_on = False
-        self._known: tuple[Trace | None, ModelProfile | None] = (None, None)
+        self._active = False
+        self._cached: tuple[Trace | None, ModelProfile | None] = (None, None)
 
     def __enter__(self) -> FlopsProfiler:
         try:
@@ -91,47 +91,47 @@ class FlopsProfiler:
         self.end_profile()
 
     def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
-        """Begin anew: what was profiled before is forgotten.
+        """Start a new profile, discarding an earlier one.
 
-        The own work of a module whose very class is in `ignore_list` is told of the module that called it.
+        The work of a module whose exact class is in `ignore_list`, without its submodules, is attributed to its caller.
         """
         self.end_profile()
         self._ignored = _check_ignored(ignore_list)
         self._begin()
 
     def stop_profile(self) -> None:
-        """Take nothing down from here on; the results stay."""
-        if self._goes_on and self._run is not None:
+        """Stop recording and keep the results."""
+        if self._active and self._run is not None:
             with deferred():
-                self._goes_on = False
+                self._active = False
                 self._run.__exit__(None, None, None)
 
     def reset_profile(self) -> None:
-        """Forget what was done so far; a profile that goes on goes on from nothing."""
-        goes_on = self._goes_on
+        """Discard the results so far; an active profile starts again from zero."""
+        active = self._active
         self.stop_profile()
         self._run = None
-        self._known = None, None
-        if goes_on:
+        self._cached = None, None
+        if active:
             self._begin()
 
     def end_profile(self) -> None:
-        """Stop, and forget the results."""
+        """Stop recording and discard the results."""
         self.stop_profile()
         self.reset_profile()
 
     def get_total_flops(self, as_string: bool = False) -> int | str:
-        """Return the flops of the forward pass, in the table's convention."""
+        """Return the FLOPs of the forward pass, in the table's convention."""
         flops = self._forward().flops
         return number_to_string(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:
-        """Return the multiply-adds of the forward pass."""
+        """Return the MACs of the forward pass."""
         macs = self._forward().macs
         return macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> float | str:
-        """Return what the model's forward calls took, in seconds."""
+        """Return the time of the model's forward calls in seconds."""
         seconds = self._forward().duration_ns / 1e9
         return duration_to_string(seconds) if as_string else seconds
 
@@ -150,8 +150,8 @@ class FlopsProfiler:
     ) -> None:
         """Write the profile to a file, or to standard output: a header, the top modules, and all modules if `detailed`.
 
-        `profile_step` is the number that the header tells. `module_depth` is the last depth at which top modules are
-        told, the model being at 0, and -1 for all; `top_modules` how many. Folders of `output_file` are made.
+        `profile_step` is the number in the header. `module_depth` is the last depth with top modules, 0 being the model
+        and -1 showing all, and `top_modules` their number. Folders of `output_file` are created.
         """
         text = render(
             self._profile(),
@@ -171,16 +171,18 @@ class FlopsProfiler:
         run = record(self._model, table=self._table, measure={"time"}, warn=False)
         with deferred():
             run.__enter__()
-            self._run, self._goes_on = run, True
+            self._run, self._active = run, True
 
     def _profile(self) -> ModelProfile:
         if self._run is None:
-            raise RuntimeError("nothing is profiled: call start_profile() before the run, and ask before end_profile()")
+            raise RuntimeError(
+                "there is no profile: call start_profile() before the run, and read results before end_profile()"
+            )
         trace = self._run.trace()
-        known, profile = self._known
-        if profile is None or known is not trace:
+        cached_trace, profile = self._cached
+        if profile is None or cached_trace is not trace:
             profile = read_profile(trace, table=self._table, ignored=self._ignored)
-            self._known = trace, profile
+            self._cached = trace, profile
         return profile
 
     def _forward(self) -> Figures:
@@ -207,10 +209,10 @@ def get_model_profile(
     """Return (flops, macs, params) of one run of a model in evaluation mode, and write its profile.
 
     The model runs on `args` and `kwargs`, or on one tensor of `input_shape` with the dtype and device of its first
-    parameter, after `warm_up` runs that are not told. Under mode="generate" it is `model.generate` that is called. With
-    `as_string` the three are text. `table` is the convention. The other arguments are those of
-    `FlopsProfiler.print_model_profile` and its `start_profile`. The modules' training flags are put back. An output
-    file that cannot be written raises OSError before the model runs, bad arguments ValueError or TypeError.
+    parameter, after `warm_up` runs that are not counted. mode="generate" calls `model.generate` instead. With
+    `as_string` the three are strings. `table` is the convention. The other arguments are those of
+    `FlopsProfiler.print_model_profile` and its `start_profile`. The modules' training flags are restored. An output
+    file that cannot be written raises OSError before the model runs, invalid arguments ValueError or TypeError.
 
     >>> get_model_profile(nn.Linear(3, 2), (4, 3), print_profile=False)
     ('48 ', '24 MACs', '8')
@@ -224,7 +226,7 @@ def get_model_profile(
     require_int("top_modules", top_modules, least=1)
     if print_profile and output_file:
         paths.check_writable(os.fspath(output_file))
-    args = _make_args(model, input_shape, args, kwargs)
+    args = _build_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
     chosen = resolve_table(table)
     with deferred(), _evaluating(model), allowed():
@@ -234,10 +236,10 @@ def get_model_profile(
     if print_profile:
         options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
         _write(render(profile, **options, detailed=detailed), output_file)
-    whole = profile.by_place()[""]
+    total = profile.by_place()[""]
     if as_string:
-        return number_to_string(whole.flops), macs_to_string(whole.macs), params_to_string(whole.parameters)
-    return whole.flops, whole.macs, whole.parameters
+        return number_to_string(total.flops), macs_to_string(total.macs), params_to_string(total.parameters)
+    return total.flops, total.macs, total.parameters
 
 
 def _forward(
@@ -252,7 +254,7 @@ def _generate(
     generate = getattr(model, "generate", None)
     if not callable(generate):
         raise TypeError(
-            f"mode='generate' calls model.generate, which {type(model).__name__} has not: say mode='forward'"
+            f"mode='generate' calls model.generate, which {type(model).__name__} lacks: pass mode='forward'"
         )
     with torch.no_grad():
         for _ in range(warm_up):
@@ -262,28 +264,28 @@ def _generate(
     return run.trace()
 
 
-def _make_args(
+def _build_args(
     model: nn.Module, input_shape: Sequence[int] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Any, ...]:
     if input_shape is None:
         if not args and not kwargs:
-            raise ValueError("the model has nothing to run on: give input_shape, args or kwargs")
+            raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
-        raise ValueError(f"input_shape is a tuple of sizes such as (1, 3, 224, 224), not {_replay(input_shape)}")
+        raise ValueError(f"input_shape is a tuple of sizes such as (1, 3, 224, 224), not {_describe(input_shape)}")
     first = next(model.parameters(), None)
     if first is None:
         return (torch.ones(*input_shape),)
     return (torch.ones(*input_shape, dtype=first.dtype, device=first.device),)
 
 
-def _replay(value: object) -> str:
+def _describe(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode as long as this context lasts."""
+    """Put a model in evaluation mode within this context."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -296,7 +298,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
     wrong = [item for item in classes or () if not isinstance(item, type)]
     if wrong:
-        raise TypeError(f"modules to ignore are told by their class, such as torch.nn.Dropout, not by {wrong[0]!r}")
+        raise TypeError(f"modules to ignore are given as classes, such as torch.nn.Dropout, not {wrong[0]!r}")
     return tuple(classes or ())
 
 
@@ -306,7 +308,7 @@ def _check_model(model: object) -> None:
 
 
 def _write(text: str, output_file: OutputFile) -> None:
-    """Write a text to a file, or to standard output: the face that is kept here prints, as no other part does."""
+    """Write text to a file, or to standard output, as DeepSpeed's interface prints."""
     if not output_file:
         sys.stdout.write(f"{text}\n")
         return

@@ -1,4 +1,4 @@
-"""The profile of a model: what each of its modules holds, counts and takes, and what each phase does; plain data."""
+"""The profile of a model as plain data: parameters, MACs, FLOPs and time of each module and phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fvflops.trace.module_tree import ModuleInfo, ModuleTree, modules_above
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a module, or a phase, comes to: parameters, multiply-adds, flops in a convention, and time in ns.
+    """The cost of a module or a phase: parameters, MACs, FLOPs in a convention, and time in ns.
 
     >>> Figures(flops=3000, duration_ns=1500).flops_per_second
     2000000000.0
@@ -23,7 +23,7 @@ class Figures:
 
     @property
     def flops_per_second(self) -> float:
-        """The flops by the time that they took; 0 where that was nothing."""
+        """FLOPs per second; 0 where no time was measured."""
         return self.flops * 1e9 / self.duration_ns if self.duration_ns else 0.0
 
     def __add__(self, other: Figures) -> Figures:
@@ -37,13 +37,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One profiled model, ready to be rendered.
+    """The profile of one model.
 
-    `macs` and `flops` map a module's canonical name to what its forward calls did themselves, without the modules
-    inside; `durations` to what these calls took, in ns, with the modules inside. `phases` maps a phase that was
-    recorded ("forward", "recompute", "backward", "optimizer") to its sum; that of "forward" is the model's own work,
-    without the loss. `batches` are the first sizes of the first tensor that went into each call of the model. `about`
-    names the table, and under "backward_table" that of the other phases where it is another.
+    `macs` and `flops` map a module's canonical name to the work of its forward calls without submodules; `durations` to
+    the time of these calls in ns, with submodules. `phases` maps each recorded phase ("forward", "recompute",
+    "backward", "optimizer") to its sum; "forward" is the model alone, without the loss. `batches` are the first sizes
+    of the first input tensor of each call of the model. `about` names the table, and under "backward_table" the table
+    of the other phases.
 
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net", children=(("a", "a"),)), "a": ModuleInfo("a", "a", "Linear")})
     >>> profile = ModelProfile(tree, macs={"a": 6}, flops={"": 1, "a": 12}, durations={"a": 5})
@@ -60,51 +60,51 @@ class ModelProfile:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def by_place(self) -> dict[str, Figures]:
-        """Return the figures of the forward pass at every place of the tree.
+        """Return module path → the cost of its forward pass.
 
-        A module that stands at several places has its figures at each, and once in what holds it more than once; so has
-        a tied parameter. A module that was never called takes what the modules inside it take.
+        A module with several paths has its cost at each, and counts once in a module that contains it more than once;
+        so does a tied parameter. The time of a module that was never called is the sum over its submodules.
         """
         places = self.modules.places
         inside: dict[str, dict[str, None]] = {name: {} for name in places}
         elements: dict[str, dict[int, int]] = {name: {} for name in places}
-        for place in places.values():
-            for name in (*modules_above(place.name), place.name):
-                inside[name][place.canonical] = None
-                elements[name].update({item.identity: item.spec.numel for item in place.parameters})
+        for module in places.values():
+            for name in (*modules_above(module.name), module.name):
+                inside[name][module.canonical] = None
+                elements[name].update({item.identity: item.spec.numel for item in module.parameters})
         durations: dict[str, int] = {}
         for name in reversed(tuple(places)):  # children before their parents
-            place = places[name]
-            children = [durations[child.name] for child in children_of(place, self.modules)]
-            durations[name] = self.durations.get(place.canonical) or sum(children)
+            module = places[name]
+            children = [durations[child.name] for child in children_of(module, self.modules)]
+            durations[name] = self.durations.get(module.canonical) or sum(children)
         return {
             name: Figures(
                 sum(elements[name].values()),
-                sum(self.macs.get(module, 0) for module in inside[name]),
-                sum(self.flops.get(module, 0) for module in inside[name]),
+                sum(self.macs.get(path, 0) for path in inside[name]),
+                sum(self.flops.get(path, 0) for path in inside[name]),
                 durations[name],
             )
             for name in places
         }
 
     def by_class(self) -> list[dict[str, Figures]]:
-        """Return for each depth, the model's being 0, class → the sum over the modules of that class there."""
+        """Return for each depth, 0 being the model, class → the sum over its modules of that class."""
         figures = self.by_place()
         levels: list[dict[str, Figures]] = []
         level = [self.modules.root]
         while level:
             sums: dict[str, Figures] = {}
-            for place in level:
-                sums[place.class_name] = sums.get(place.class_name, Figures()) + figures[place.name]
+            for module in level:
+                sums[module.class_name] = sums.get(module.class_name, Figures()) + figures[module.name]
             levels.append(sums)
-            level = [child for place in level for child in children_of(place, self.modules)]
+            level = [child for module in level for child in children_of(module, self.modules)]
         return levels
 
 
-def children_of(place: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
-    """Return the places right inside a place, and of a module that stands there twice the first."""
+def children_of(module: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
+    """Return the direct submodules of a module, each once."""
     found: dict[str, ModuleInfo] = {}
-    for _, path in place.children:
+    for _, path in module.children:
         child = modules.places.get(path) if path is not None else None
         if child is not None:
             found.setdefault(child.canonical, child)

@@ -1,4 +1,4 @@
-"""The profile: a header for the whole run, the heaviest classes at each depth, and the model with figures inside."""
+"""Report of a profile: totals of the run, the most expensive classes at each depth, the module tree with costs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fvflops.units import (
 )
 
 _WIDTH = 78
-# Phase → what its lines begin with.
+# Phase → the prefix of its lines.
 _PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step"}
-# Column → how a class is ranked in it, and how that is written.
+# Column → the key by which it ranks classes, and how its values are formatted.
 _RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
     "params": (lambda figures: figures.parameters, params_to_string),
     "MACs": (lambda figures: figures.macs, macs_to_string),
@@ -33,9 +33,9 @@ _RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
 def render(
     profile: ModelProfile, *, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1, detailed: bool = True
 ) -> str:
-    """Return the profile as text: the header, the top modules, and with `detailed` the model with each one's figures.
+    """Return the profile as text: the header, the top modules, and with `detailed` the module tree with costs.
 
-    `profile_step` is the number of the step, which the header tells; the others are those of `render_top`.
+    `profile_step` is the number of the step for the header; the other arguments are those of `render_top`.
     """
     parts = [
         _title("fvflops profile"),
@@ -49,22 +49,26 @@ def render(
 
 
 def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """Return at each depth the `top_modules` classes with the most parameters, MACs, flops and time.
+    """Return as text the `top_modules` classes with the most parameters, MACs, FLOPs and time at each depth.
 
-    `module_depth` is the last depth shown, the model itself being at 0; -1 shows all.
+    `module_depth` is the last depth shown, 0 being the model; -1 shows all.
 
     >>> from fvflops.trace import ModuleTree
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
     >>> print(render_top(ModelProfile(tree, macs={"": 6}, flops={"": 12}, durations={"": 5000})))
-    The heaviest class of modules at each depth, all its modules there together:
+    The most expensive class of modules at each depth, as the sum over its modules:
     depth 0:
         params      - Net: 0
         MACs        - Net: 6 MACs
         flops       - Net: 12
         fwd latency - Net: 5 us
     """
-    which = "The heaviest class" if top_modules == 1 else f"The {format_thousands(top_modules)} heaviest classes"
-    lines = [f"{which} of modules at each depth, all {'its' if top_modules == 1 else 'their'} modules there together:"]
+    which = (
+        "The most expensive class"
+        if top_modules == 1
+        else f"The {format_thousands(top_modules)} most expensive classes"
+    )
+    lines = [f"{which} of modules at each depth, as the sum over {'its' if top_modules == 1 else 'their'} modules:"]
     for depth, classes in enumerate(profile.by_class()):
         if depth > module_depth >= 0:
             break
@@ -98,7 +102,7 @@ def _write_header(profile: ModelProfile, step: int) -> str:
 
 def _list_model(profile: ModelProfile) -> list[tuple[str, str]]:
     sizes = set(profile.batches)
-    batch = ", ".join(map(format_thousands, sorted(sizes))) or "not known"
+    batch = ", ".join(map(format_thousands, sorted(sizes))) or "unknown"
     calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
     return [
         ("batch size", batch + (calls if len(sizes) == 1 else "")),
@@ -137,14 +141,14 @@ def _write_modules(profile: ModelProfile) -> str:
     figures = profile.by_place()
     whole = figures[""]
 
-    def describe(place: ModuleInfo) -> list[str]:
-        items = [*_list_columns(figures[place.name], whole), *place.extra_repr.split("\n")]
+    def describe(module: ModuleInfo) -> list[str]:
+        items = [*_list_columns(figures[module.name], whole), *module.extra_repr.split("\n")]
         return [", ".join(item for item in items if item)]
 
     return "\n".join(
         [
             "At each module: params and their share of the model's, MACs and share, fwd latency and share, fwd FLOPS.",
-            "What a module does itself, in functions, is in its figures and in none of the modules inside it.",
+            "The work of a module outside its submodules, in functions, counts for the module only.",
             "",
             *draw_tree(profile.modules, describe),
         ]

@@ -1,4 +1,4 @@
-"""The profiler of one training step among many, as a configuration says."""
+"""Profile one step of a training loop, chosen by a configuration."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fvflops.units import format_quantity
 
 
 class StepProfiler:
-    """A context manager that profiles one step of a training loop and writes its profile when that step ends.
+    """Context manager that profiles one step of a training loop and writes its profile when the step ends.
 
-    `configuration` is a ProfilerConfiguration or the path of a YAML or JSON file. `step()` is called at the end of each
-    step. Where the loop ends before the configured step has begun, RuntimeError is raised at the end of the with
-    block; an output file that cannot be written raises OSError before it begins. Unless enabled, nothing is done.
+    `configuration` is a ProfilerConfiguration or the path of a YAML or JSON file. Call `step()` at the end of each
+    step. If the loop ends before the configured step has begun, the end of the with block raises RuntimeError; an
+    output file that cannot be written raises OSError before the loop. Unless enabled, this does nothing.
 
     >>> model = nn.Linear(3, 2)
     >>> with StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=7)) as profiler:
     ...     profiler.step()
     Traceback (most recent call last):
-    RuntimeError: there is no profile: step 7, counted from 0, was to be profiled, and the loop ended after 1 step
+    RuntimeError: there is no profile: the loop ended after 1 step, before step 7 (counted from 0)
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StepProfiler:
         self._configuration = configuration
         self._profiler = FlopsProfiler(model, table=table)
         self._step = 0
-        self._goes_on = False
+        self._active = False
         self._written = False
 
     def __enter__(self) -> StepProfiler:
@@ -57,16 +57,16 @@ class StepProfiler:
         if error is not None:
             self._profiler.end_profile()
             return
-        with suppress(TraceError):  # the step to be profiled has begun, and nothing was done in it
+        with suppress(TraceError):  # the step to profile has begun, but no module was called in it
             self._write()
         if self._configuration.enabled and not self._written:
             raise RuntimeError(
-                f"there is no profile: step {self._configuration.profile_step}, counted from 0, was to be profiled,"
-                f" and the loop ended after {format_quantity(self._step, 'step')}"
+                f"there is no profile: the loop ended after {format_quantity(self._step, 'step')}, before step"
+                f" {self._configuration.profile_step} (counted from 0)"
             )
 
     def step(self) -> None:
-        """Say that a step has come to its end."""
+        """Mark the end of a step."""
         self._write()
         self._step += 1
         self._begin()
@@ -74,12 +74,12 @@ class StepProfiler:
     def _begin(self) -> None:
         if self._configuration.enabled and self._step == self._configuration.profile_step:
             self._profiler.start_profile()
-            self._goes_on = True
+            self._active = True
 
     def _write(self) -> None:
-        if not self._goes_on:
+        if not self._active:
             return
-        self._goes_on = False
+        self._active = False
         wanted = self._configuration
         self._profiler.stop_profile()
         try:

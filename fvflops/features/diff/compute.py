@@ -69,7 +69,7 @@ def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multi
 
 
 def _gather(run: CountedRun) -> dict[str, dict[str, Figures]]:
-    """Return module → label → figures, without those of its submodules."""
+    """Return module → label → costs, without those of its submodules."""
     sums: dict[str, dict[str, Figures]] = {}
 
     def add(scope: tuple[str, ...], label: str, figures: Figures) -> None:
@@ -90,7 +90,7 @@ def _freeze(labels: _Labels) -> frozenset[tuple[str, Figures]]:
 
 
 def _parameters(tree: ModuleTree) -> dict[str, int]:
-    """Return module → the elements of its own parameters."""
+    """Return module → the elements of its direct parameters."""
     sums: dict[str, int] = {}
     for parameter in tree.parameters():
         owner = parameter.name.rpartition(".")[0]

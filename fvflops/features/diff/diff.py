@@ -38,7 +38,7 @@ class PrintedDifference(ModelDifference):
         return report.render(self, format="markdown")
 
     def to_json(self) -> str:
-        """Return all of it as JSON text, exact."""
+        """Return all differences as JSON text, with exact numbers."""
         return report.render(self, format="json")
 
     def _repr_markdown_(self) -> str:

@@ -19,12 +19,12 @@ class Figures(NamedTuple):
     calls: int = 0
 
     def plus(self, other: Figures) -> Figures:
-        """Return the sum, figure by figure."""
+        """Return the sum of each cost."""
         return Figures(*(mine + yours for mine, yours in zip(self, other, strict=True)))
 
 
 def sum_figures(parts: Iterable[Figures]) -> Figures:
-    """Return the sum of figures.
+    """Return the sum of several costs.
 
     >>> sum_figures([Figures(flops=2, calls=1), Figures(flops=3, parameters=6)])
     Figures(flops=5, macs=0, activations=0, parameters=6, calls=1)
@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorChange:
-    """An operator's label with its figures before and after.
+    """An operator's label with its costs before and after.
 
     `status` is the last of "counted", "free", "omitted" and "unknown" among its calls.
     """
@@ -69,13 +69,13 @@ class OperatorChange:
     after: Figures
 
     def change(self, measure: str) -> Change:
-        """Return one of its figures, by its name in `MEASURES` or "calls"."""
+        """Return the change of one cost, a name in `MEASURES` or "calls"."""
         return Change(getattr(self.before, measure), getattr(self.after, measure))
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleChange:
-    """A module with its figures before and after, without those of its submodules.
+    """A module with its costs before and after, without its submodules.
 
     `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those
     whose figures differ. `follows` is whether its name differs only by its parent's.
@@ -107,7 +107,7 @@ class ModuleChange:
         return "renamed" if self.before_name != self.after_name else "unchanged"
 
     def change(self, measure: str) -> Change:
-        """Return one of its figures, by its name in `MEASURES` or "calls"."""
+        """Return the change of one cost, a name in `MEASURES` or "calls"."""
         return Change(getattr(self.before, measure), getattr(self.after, measure))
 
 
@@ -152,7 +152,7 @@ class ModelDifference:
         return any(module.kind != "unchanged" for module in self.modules) or bool(self.by_operator())
 
     def total(self, measure: str = "flops") -> Change:
-        """Return a figure of the model, by its name in `MEASURES` or "calls"."""
+        """Return the change of one cost of the model, a name in `MEASURES` or "calls"."""
         before, after = self._totals
         return Change(getattr(before, measure), getattr(after, measure))
 
@@ -161,7 +161,7 @@ class ModelDifference:
         return tuple(sorted(self._changed(), key=lambda module: _rank(module, measure)))
 
     def by_operator(self, measure: str = "flops") -> tuple[OperatorChange, ...]:
-        """Return the operators whose figures differ, the largest difference first."""
+        """Return the operators whose costs differ, the largest difference first."""
         changed = [operator for operator in self.operators if operator.before != operator.after]
         return tuple(sorted(changed, key=lambda operator: _rank(operator, measure)))
 

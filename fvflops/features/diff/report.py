@@ -1,4 +1,4 @@
-"""What a change of a model changed in its cost, largest first."""
+"""Report of the differences in cost between two models, largest first."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TOP = 20  # rows of a table
 _NAMED = 6  # names in one sentence
 _ARROW = " → "
 _HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
-# A status as people read it.
+# Status → its text in reports.
 _STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "unknown": "unsupported"}
 _PLAIN = ("counted", "zero-FLOP")
 
 
 class _Row(NamedTuple):
-    """Modules that changed alike, such as those of all layers of a model: one row with their sum."""
+    """A row for modules with equal changes, such as those of all layers of a model, with their sum."""
 
     name: str
     modules: tuple[ModuleChange, ...]
@@ -167,7 +167,7 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
 
 
 def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
-    """Return the other measures, FLOPs and MACs last, since one of them says much of what the other does."""
+    """Return the other measures, FLOPs and MACs last, since they largely repeat each other."""
     return sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
 
 
@@ -200,7 +200,7 @@ def _counts(row: _Row) -> bool:
 
 
 def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
-    """Return the modules in rows; those alike in all but the numbers in their names share one."""
+    """Return the modules in rows; equal changes share a row if their names differ in digits only."""
     alike: dict[tuple[Any, ...], list[ModuleChange]] = {}
     for module in modules:
         key = (

@@ -1,4 +1,4 @@
-"""The picks: rows that a run took by a choice, how many tokens they were taken from, and what they did to a weight."""
+"""Rows that a run selected by value, the tokens they came from, and the MACs that a weight did with them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ ALL = Fraction(1)
 
 @dataclass(eq=False, slots=True)
 class ModuleCall:
-    """One call of a module: the stack under which its ops ran, when it began, what went in."""
+    """One call of a module: the stack under which its ops ran, the index of its first event, its inputs."""
 
     path: tuple[int, ...]
-    began: int = -1
+    start: int = -1
     inputs: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSelection:
-    """Rows that were picked of a storage.
+    """Rows that were selected from a storage by value.
 
-    `source` is the storage and `spec` the tensor that it was seen as, `call` the call of the module that picked, and
-    `around` the call around that one, after which nothing is done with the rows any more. `of_weights` says that it
-    was experts' weights that were picked, not tokens.
+    `source` is the storage and `spec` the tensor that was read, `call` the call of the module that selected, and
+    `caller` the call around it, at whose end the selection expires. `of_weights` says that experts' weights were
+    selected, not tokens.
 
     >>> call = ModuleCall((0,), inputs=(TensorSpec((2, 15, 8)),))
-    >>> TokenSelection(3, TensorSpec((60, 8)), call, call, of_weights=False).tokens()  # each token stands there twice
+    >>> TokenSelection(3, TensorSpec((60, 8)), call, call, of_weights=False).tokens()  # each token is in it twice
     30
     """
 
     source: int
     spec: TensorSpec
     call: ModuleCall
-    around: ModuleCall
+    caller: ModuleCall
     of_weights: bool
 
     @property
     def width(self) -> int:
-        """The elements of a row."""
+        """The number of elements of a row."""
         return self.spec.shape[-1] if self.spec.shape else 1
 
     def tokens(self) -> int:
-        """Return how many rows enter the call that picks, before any is picked twice."""
+        """Return how many rows enter the selecting call, before any is duplicated."""
         specs = floats_in(self.call.inputs)
         for spec in specs:
             if spec.shape[-1] == self.width:
@@ -53,37 +53,37 @@ class TokenSelection:
                 return spec.numel // self.width if spec.numel else 0
         entering = max(map(rows_of, specs), default=0)
         rows = rows_of(self.spec)
-        # What is picked of can hold each row several times; else it was made inside, of something else.
+        # The source can contain each row several times; otherwise it was computed inside the call, from something else.
         return entering if self.of_weights or (entering and rows % entering == 0) else rows
 
 
 @dataclass(slots=True)
 class ExpertStack:
-    """What a weight that is a stack of experts did: its multiply-adds, and the tokens of each call that picked."""
+    """The use of a weight that stacks several experts: its MACs, and the selection of each call."""
 
     macs: Fraction = field(default_factory=Fraction)
-    picks: dict[ModuleCall, TokenSelection | None] = field(default_factory=dict)
+    selections: dict[ModuleCall, TokenSelection | None] = field(default_factory=dict)
 
     def share(self, elements: int) -> Fraction:
-        """Return the part of its elements that works on a token."""
+        """Return the share of its elements that is active for an average token."""
         tokens = 0
-        for call, pick in self.picks.items():
-            tokens += next(map(rows_of, floats_in(call.inputs)), 0) if pick is None else pick.tokens()
+        for call, selection in self.selections.items():
+            tokens += next(map(rows_of, floats_in(call.inputs)), 0) if selection is None else selection.tokens()
         return min(ALL, self.macs / (elements * tokens)) if elements and tokens else ALL
 
 
 def floats_in(values: tuple[Value, ...]) -> list[TensorSpec]:
-    """Return the tensors of floating point among some values, scalars left out."""
+    """Return the floating-point and complex tensors among some values, without 0-d tensors."""
     return [spec for spec in tensors_in(values) if is_float(spec) and spec.shape]
 
 
 def is_float(spec: TensorSpec) -> bool:
-    """Return whether the elements of a tensor are numbers to compute with."""
+    """Return whether a tensor is floating-point or complex."""
     return spec.is_floating_point or spec.is_complex
 
 
 def is_batch(spec: TensorSpec) -> bool:
-    """Return whether a tensor holds several matrices."""
+    """Return whether a tensor is a batch of several matrices."""
     return spec.ndim > 2 and spec.shape[0] > 1
 
 

@@ -16,8 +16,8 @@ from fvflops.features.scaling.polynomial import Polynomial
 from fvflops.features.scaling.scaling import Progress, Sample, describe_costs, read_sample
 from fvflops.formulas import FormulaTable, resolve_table
 
-# Least number of tokens for fitting the polynomials, even if fewer are generated.
-_LEAST = 16
+# Fit the polynomials on lengths up to at least this many tokens, even if fewer are generated.
+_MIN_TOKENS = 16
 
 
 def generation_cost(
@@ -33,30 +33,30 @@ def generation_cost(
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
-    `model` is a causal language model of transformers, or one with the same interface: `input_ids` and
-    `past_key_values`, the KV cache, which its result has too. It may be on the meta device. As in transformers'
-    `generate` the prefill computes the logits of the last position alone, where the model can, and the last token is
-    not fed back, so that `new` tokens take a prefill and `new` - 1 decoding steps at the cache lengths `prompt`,
-    `prompt` + 1 ... Sampling and whatever else `generate` does outside the model is not counted. `execution` is
-    "shapes", or "real" for a model with data-dependent control flow. Another model, and a length that the model does
-    not accept, raise ScalingError.
+    `model` is a causal language model of transformers, or one with the same interface: it takes `input_ids` and
+    `past_key_values`, the KV cache, and returns the cache. It may be on the meta device. As in transformers' `generate`
+    the prefill computes the logits of the last position only, where the model supports that, and the last token is not
+    fed back: `new` tokens take a prefill and `new` - 1 decoding steps at the cache lengths `prompt`, `prompt` + 1 ...
+    Sampling and other work of `generate` outside the model is not counted. `execution` is "shapes", or "real" for a
+    model with data-dependent control flow. A model without this interface, and a length that it does not accept, raise
+    ScalingError.
     """
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
-            raise ScalingError(f"{name}={size!r}: a generation has at least 1")
+            raise ScalingError(f"{name}={size!r}: expected an integer of at least 1")
     loaded = resolve_table(table)
     decoder = _Decoder(model, batch, metric, loaded, execution, progress)
-    longest = max(prompt + new - 1, _LEAST)
+    longest = max(prompt + new - 1, _MIN_TOKENS)
     prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
     first = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
     end = prompt + new - 1
     known = decode.holds_on[0]
     start = end if decode.polynomial is None or known.step > 1 else min(max(known.first, prompt), end)
-    rest = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
+    decoding = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
     if decode.polynomial is not None and start < end:
-        rest += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
+        decoding += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
     return GenerationCost(
         metric=metric,
         batch=batch,
@@ -65,13 +65,13 @@ def generation_cost(
         prefill=prefill,
         decode=decode,
         whole=_sum(prefill, decode),
-        total=first + rest,
+        total=first + decoding,
         counted_up_to=start,
     )
 
 
 def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
-    """Return the cost of a generation as a polynomial in prompt and new."""
+    """Return the cost of a generation as a polynomial in prompt and new, None if it is not one at all lengths."""
     if prefill.polynomial is None or decode.polynomial is None or not (prefill.everywhere and decode.everywhere):
         return None
     start, tokens = (Polynomial.of((name,), {(1,): 1}) for name in ("prompt", "new"))
@@ -79,14 +79,14 @@ def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
 
 
 def check_generation_metric(metric: str) -> None:
-    """Raise ValueError where a metric is not a cost of generation, as parameters are not."""
+    """Raise ValueError for a metric that is no cost of generation, such as parameters."""
     known = [name for name in METRICS if name != "parameters"]
     if metric not in known:
         raise ValueError(f"metric is one of {', '.join(known)}, not {metric!r}")
 
 
 class _Decoder:
-    """Run a model over a prompt and then over single tokens, and count each run."""
+    """Run a model on a prompt and then on single tokens, and count each call."""
 
     def __init__(
         self,
@@ -97,16 +97,16 @@ class _Decoder:
         execution: str,
         progress: Progress | None,
     ) -> None:
-        names = inspect.signature(model.forward).parameters
-        encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        if encodes or not {"input_ids", "past_key_values"} <= names.keys():
+        parameters = inspect.signature(model.forward).parameters
+        is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if is_encoder_decoder or not {"input_ids", "past_key_values"} <= parameters.keys():
             raise ScalingError(
-                f"{type(model).__name__} takes no input_ids with past_key_values, so that it cannot generate from a "
-                "cache: a causal language model of transformers does, such as transformers:GPT2LMHeadModel"
+                f"{type(model).__name__} takes no input_ids and past_key_values, so it cannot decode with a KV cache: "
+                "use a causal language model of transformers, such as transformers:GPT2LMHeadModel"
             )
-        # As generate does: the language model head is applied to one position of the prompt.
-        self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
-        self._takes_positions = "position_ids" in names
+        # As in generate: the language model head is applied to one position of the prompt.
+        self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._has_position_ids = "position_ids" in parameters
         self._model = model
         self._batch = batch
         self._metric = metric
@@ -114,9 +114,9 @@ class _Decoder:
         self._execution = execution
         self._progress = progress
         self._runs = 0
-        homes = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+        devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
         # Ids need values, since models index position embeddings with them.
-        self._home = next(iter(homes), torch.device("cpu"))
+        self._device = next(iter(devices), torch.device("cpu"))
 
     def prefill(self, sizes: Sizes) -> Sample:
         """Return the counts of a prefill."""
@@ -127,11 +127,11 @@ class _Decoder:
         return self.run(sizes[0], 1)[1]
 
     def run(self, prompt: int, tokens: int) -> list[Sample]:
-        """Return the counts of a prefill, and of each of some decoded tokens."""
-        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._home)
+        """Return the counts of a prefill, then of each decoded token."""
+        ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
         recording = record(self._model, table=self._table, execution=self._execution, warn=False)
         with torch.no_grad(), BoundsCheckedEmbedding(), recording:
-            result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._only_last)
+            result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._last_logits)
             recording.step()
             for length in range(prompt, prompt + tokens):
                 cached = {"past_key_values": _cache_of(result), **self._positions(length, 1)}
@@ -144,13 +144,13 @@ class _Decoder:
 
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
         """Return the position ids of each sequence, as generate passes them."""
-        if not self._takes_positions:
+        if not self._has_position_ids:
             return {}
-        return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._home)}
+        return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._device)}
 
 
 def _cache_of(result: Any) -> Any:
     cache = getattr(result, "past_key_values", None)
     if cache is None:
-        raise ScalingError(f"{type(result).__name__}, which the model returned, has no cache (past_key_values)")
+        raise ScalingError(f"the model's result, {type(result).__name__}, has no KV cache (past_key_values)")
     return cache

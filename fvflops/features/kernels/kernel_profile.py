@@ -41,7 +41,7 @@ from fvflops.units import flops_to_string, format_quantity, format_seconds, form
 
 _LOGGER = logging.getLogger("fvflops")
 # Events of these categories have an External id of their own; a kernel has that of the op that launched it.
-_OWN_NUMBERS = ("cpu_op", "user_annotation")
+_HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
 _LISTED = 6
 # How many events of one name may be nested in each other.
 _NESTED = 8
@@ -271,7 +271,7 @@ class KernelProfile:
         match = self.match()
         steps, nanoseconds = self._clock()
         if not steps:
-            return ["torch.profiler's times of a step that was broken off"]
+            return ["torch.profiler's times of an incomplete step"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
         lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
         if match.total is None:
@@ -282,14 +282,16 @@ class KernelProfile:
         ledger = match.ledger
         if ledger.compiled:
             lines.append(
-                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are told of the module "
-                "around them: fused kernels have none of their own"
+                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are attributed to "
+                "their module: fused kernels have no FLOPs"
             )
         elif ledger.told_elsewhere:
-            lines.append(f"without an event, and so told of their modules: {_list(ledger.told_elsewhere)}")
+            lines.append(
+                f"ops without an event, whose FLOPs are attributed to their module: {_list(ledger.told_elsewhere)}"
+            )
         unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
         if unknown:
-            lines.append(f"events without FLOPs, since no op of the count is theirs: {_list(unknown)}")
+            lines.append(f"events without FLOPs, since no counted op matches them: {_list(unknown)}")
         return lines
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
@@ -323,9 +325,9 @@ class KernelProfile:
         match = self.match()
         whole = set(match.whole_steps())
         events = match.run.events
-        steps = [place for place, event in enumerate(events) if event.kind == "step"]
+        steps = [event_index for event_index, event in enumerate(events) if event.kind == "step"]
         if steps or not whole:
-            spans = [events[place].duration_ns for place in steps if match.steps[place] in whole]
+            spans = [events[event_index].duration_ns for event_index in steps if match.steps[event_index] in whole]
             return len(spans), max(sum(spans), 1)
         inside = [event for event in events if event.kind != "device"]
         begin, end = min(event.start_ns for event in inside), max(event.end_ns for event in inside)
@@ -388,7 +390,7 @@ class KernelProfile:
         if self._stage == "new":
             return "nothing was profiled: the with block was not entered"
         if self._stage == "open":
-            return "nothing was profiled yet: the first cycle goes on"
+            return "nothing was profiled yet: the first cycle is not complete"
         if self._schedule is None:
             return "nothing was profiled: nothing ran in the with block"
         return f"nothing was profiled: of {format_quantity(self._step, 'step')} the schedule made none active"
@@ -458,25 +460,25 @@ def profile_kernels(
 
 
 class _Gradients:
-    """Gradients set aside during the runs, so that each run creates its own."""
+    """Gradients saved and cleared during the runs, so that each run creates its own."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the gradients of tensors aside."""
+        """Save and clear the gradients of tensors."""
         for tensor in tensors:
             if tensor.is_leaf and id(tensor) not in self._held:
                 self._held[id(tensor)] = tensor, tensor.grad
                 tensor.grad = None
 
     def forget(self) -> None:
-        """Drop the gradients of a run."""
+        """Discard the gradients of a run."""
         for tensor, _ in self._held.values():
             tensor.grad = None
 
     def restore(self) -> None:
-        """Put the gradients back."""
+        """Restore the saved gradients."""
         for tensor, gradient in self._held.values():
             tensor.grad = gradient
 
@@ -498,21 +500,23 @@ class _EventArgs:
     def __init__(self, match: KernelMatch) -> None:
         self._match = match
         events = match.run.events
-        self._places = {event.place: place for place, event in enumerate(events) if event.kind != "device"}
+        self._event_indexes = {
+            event.place: event_index for event_index, event in enumerate(events) if event.kind != "device"
+        }
 
     def of(self, category: str, name: str, number: int) -> dict[str, Any]:
         """Return the args of an event, by its category, name and number."""
-        place = self._places.get(number)
-        if place is None:
-            place = self._find_outer(name, number)
-        if place is None:
+        event_index = self._event_indexes.get(number)
+        if event_index is None:
+            event_index = self._find_outer(name, number)
+        if event_index is None:
             return {}
         match = self._match
-        event = match.run.events[place]
-        args: dict[str, Any] = {"module": match.modules[place], "phase": match.phases[place]}
-        if category not in _OWN_NUMBERS:
+        event = match.run.events[event_index]
+        args: dict[str, Any] = {"module": match.modules[event_index], "phase": match.phases[event_index]}
+        if category not in _HAS_EXTERNAL_ID:
             return {**args, "launched by": event.name}
-        flops = match.flops[place]
+        flops = match.flops[event_index]
         if flops is not None:
             args["FLOPs"] = flops
             time = event.device_ns or event.duration_ns
@@ -523,9 +527,9 @@ class _EventArgs:
     def _find_outer(self, name: str, number: int) -> int | None:
         """Return the event into which torch.profiler merged one of the same name that is alone in it."""
         for lower in range(number - 1, number - _NESTED, -1):
-            place = self._places.get(lower)
-            if place is not None:
-                return place if self._match.run.events[place].name == name else None
+            event_index = self._event_indexes.get(lower)
+            if event_index is not None:
+                return event_index if self._match.run.events[event_index].name == name else None
         return None
 
 
@@ -544,7 +548,7 @@ def _check_path(path: str | os.PathLike[str]) -> str:
 
 
 def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
-    """Return the activities that this machine has, and warn where CUDA was asked for and is missing."""
+    """Return the activities that this machine has, and warn if CUDA was requested but is missing."""
     if activities is None:
         return None
     asked = list(activities)

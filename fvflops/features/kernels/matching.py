@@ -77,7 +77,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) ->
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
         walk.match_step(_list_roots(run, children, steps, number))
     modules, phases = _find_owners(run, walk.places, trace)
-    self_flops = tuple([walk.flops.get(place) for place in range(len(run.events))])
+    self_flops = tuple([walk.flops.get(event_index) for event_index in range(len(run.events))])
     return KernelMatch(
         run=run,
         modules=modules,
@@ -103,14 +103,14 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
     if trace is None or trace.events is None:
         raise TraceError("no Trace with events to add torch.profiler's times to: record one step of the work")
     begins: dict[int, int] = {}
-    for place, event in enumerate(match.run.events):
-        begins.setdefault(match.steps[place], event.start_ns)
+    for event_index, event in enumerate(match.run.events):
+        begins.setdefault(match.steps[event_index], event.start_ns)
     whole = set(match.whole_steps())
     rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
-    for place, index in match.places.items():
-        step = match.steps[place]
+    for event_index, index in match.places.items():
+        step = match.steps[event_index]
         if step in whole:
-            rows[index].append(_measure(match.run.events[place], begins[step]))
+            rows[index].append(_measure(match.run.events[event_index], begins[step]))
     chosen = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
     events = [_fill(event, rows[index], chosen) if index in rows else event for index, event in enumerate(trace.events)]
     known = {column for event in events for column in _ALL if getattr(event, column) is not None}
@@ -137,14 +137,14 @@ def _fill(event: Event, rows: Sequence[tuple[int | None, ...]], chosen: Sequence
 def _children(run: KernelRun) -> dict[int, list[int]]:
     """Return event → the events nested in it, -1 for the outermost; device events are left out."""
     children: dict[int, list[int]] = defaultdict(list)
-    for place, event in enumerate(run.events):
+    for event_index, event in enumerate(run.events):
         if event.kind != "device":
-            children[event.parent].append(place)
+            children[event.parent].append(event_index)
     return children
 
 
 def _number_steps(run: KernelRun) -> tuple[int, ...]:
-    """Return the number of each event's step: the one around it, or on another thread the one when it began."""
+    """Return the number of each event's step: the step around it, or on another thread the step at its start."""
     spans = [event for event in run.events if event.kind == "step"]
     if not spans:
         return (0,) * len(run.events)
@@ -166,8 +166,16 @@ def _number_steps(run: KernelRun) -> tuple[int, ...]:
 
 def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
     """Return the outermost events of a step: its own event first, then those on other threads."""
-    inside = [place for place, event in enumerate(run.events) if event.kind == "step" and steps[place] == number]
-    return inside + [place for place in children[-1] if steps[place] == number and run.events[place].kind != "step"]
+    inside = [
+        event_index
+        for event_index, event in enumerate(run.events)
+        if event.kind == "step" and steps[event_index] == number
+    ]
+    return inside + [
+        event_index
+        for event_index in children[-1]
+        if steps[event_index] == number and run.events[event_index].kind != "step"
+    ]
 
 
 @dataclass(slots=True)
@@ -203,23 +211,27 @@ def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
     costs = region_costs(trace, cost_model)
     covered = find_covered(trace, costs)
     modules: dict[RegionCall | None, _Call] = {None: root}  # open region → the innermost module's call
-    for kind, event, place, index in walk_events(trace):
+    for kind, event, region_call, index in walk_events(trace):
         known = (event.stack, event.phase) not in covered
         if kind == "op":
             signature = trace.signatures[event.item]
             flops = _sum(cost_model.op_cost(signature)) if known else 0
-            modules[place].inner.append(_Call("op", signature.packet, index, flops))
-        elif place is None:
+            modules[region_call].inner.append(_Call("op", signature.packet, index, flops))
+        elif region_call is None:
             continue
         elif kind == "enter":
-            region = trace.regions[place.region]
-            modules[place] = outer = modules[place.parent]
+            region = trace.regions[region_call.region]
+            modules[region_call] = outer = modules[region_call.parent]
             if region.kind == "module" and event.kind == "enter":
-                modules[place] = _Call("module", region.name)
-                outer.inner.append(modules[place])
+                modules[region_call] = _Call("module", region.name)
+                outer.inner.append(modules[region_call])
         else:
-            ended = modules.pop(place)
-            if kind == "exit" and trace.regions[place.region].kind == "module" and place.begin.kind == "enter":
+            ended = modules.pop(region_call)
+            if (
+                kind == "exit"
+                and trace.regions[region_call.region].kind == "module"
+                and region_call.begin.kind == "enter"
+            ):
                 ended.index = index
             if kind == "exit" and event.item in costs and known and not event.raised:
                 ended.flops = (ended.flops or 0) + (_sum(costs[event.item].costs) or 0)
@@ -241,14 +253,14 @@ class _Walk:
         self.places: dict[int, int] = {}
         self.flops: dict[int, int | None] = {}
         self._no_event: Counter[str] = Counter()
-        self._told_elsewhere: Counter[str] = Counter()
+        self._counted_by_module: Counter[str] = Counter()
         self._compiled = 0
         self._ops: set[int] = set()
 
     def match_step(self, roots: Sequence[int]) -> None:
         """Match the events of one step; `roots` are the outermost."""
         assert self._calls is not None
-        step = next((place for place in roots if self._events[place].kind == "step"), None)
+        step = next((event_index for event_index in roots if self._events[event_index].kind == "step"), None)
         self._match(self._calls, roots, step)
 
     def ledger(self) -> KernelLedger:
@@ -259,7 +271,7 @@ class _Walk:
         return KernelLedger(
             matched=len(self._ops),
             no_event=tuple(self._no_event.most_common()),
-            told_elsewhere=tuple(self._told_elsewhere.most_common()),
+            told_elsewhere=tuple(self._counted_by_module.most_common()),
             no_op=tuple(lone.most_common()),
             compiled=self._compiled,
         )
@@ -269,63 +281,63 @@ class _Walk:
         listed: list[int] = []
         ends: list[int] = []
         self._list(inside, listed, ends)
-        names = [self._name(place) for place in listed]
+        names = [self._name(event_index) for event_index in listed]
         wanted = list(_flatten(call.inner, {name for name in names if name[0] == "module"}))
         found = dict(_align(names, ends, [(one.kind, one.name) for one in wanted]))
         by_call = {token: listed[position] for position, token in found.items()}
         rest = call.flops or 0
         for token, one in enumerate(wanted):
-            place = by_call.get(token)
-            if place is None:
+            event_index = by_call.get(token)
+            if event_index is None:
                 rest += one.total()
                 self._no_event.update([op.name for op in one.ops()])
-                self._told_elsewhere.update([op.name for op in one.ops() if op.flops != 0])
+                self._counted_by_module.update([op.name for op in one.ops() if op.flops != 0])
                 continue
             if one.index is not None:
-                self.places[place] = one.index
+                self.places[event_index] = one.index
             if one.kind == "op":
-                self.flops[place] = one.flops
-                self._ops.add(place)
+                self.flops[event_index] = one.flops
+                self._ops.add(event_index)
             else:
-                self._match(one, self._children.get(place, ()), place)
+                self._match(one, self._children.get(event_index, ()), event_index)
         if frame is not None:
             self.flops[frame] = rest
 
     def _list(self, places: Sequence[int], listed: list[int], ends: list[int]) -> None:
         """List the events that can be ops or modules, each before its nested ones, and where those end."""
-        for place in places:
-            event = self._events[place]
+        for event_index in places:
+            event = self._events[event_index]
             if event.kind == "compiled":
-                self._compiled += self._count_ops(place)
+                self._compiled += self._count_ops(event_index)
                 continue
             is_call = event.kind in ("op", "module")
             if is_call:
                 position = len(listed)
-                listed.append(place)
+                listed.append(event_index)
                 ends.append(0)
             if event.kind != "module":
-                self._list(self._children.get(place, ()), listed, ends)
+                self._list(self._children.get(event_index, ()), listed, ends)
             if is_call:
                 ends[position] = len(listed)
 
-    def _count_ops(self, place: int) -> int:
-        inner = self._children.get(place, ())
-        return (self._events[place].kind == "op") + sum(map(self._count_ops, inner))
+    def _count_ops(self, event_index: int) -> int:
+        inner = self._children.get(event_index, ())
+        return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
-    def _name(self, place: int) -> tuple[str, str]:
-        event = self._events[place]
+    def _name(self, event_index: int) -> tuple[str, str]:
+        event = self._events[event_index]
         return event.kind, event.module if event.kind == "module" else event.name
 
     def _list_lone(self, places: Sequence[int], lone: Counter[str]) -> bool:
         """Count the outermost op events with no matched op in or under them; return whether any op was matched."""
         any_matched = False
-        for place in places:
-            event = self._events[place]
-            if place in self._ops:
+        for event_index in places:
+            event = self._events[event_index]
+            if event_index in self._ops:
                 any_matched = True
             elif event.kind != "compiled":
                 inner: Counter[str] = Counter()
-                matched = self._list_lone(self._children.get(place, ()), inner)
+                matched = self._list_lone(self._children.get(event_index, ()), inner)
                 if event.kind == "op" and not matched:
                     lone[event.name] += 1
                 else:
@@ -389,10 +401,10 @@ def _take_near(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple
     pairs: list[tuple[int, int]] = []
     position = 0
     for token, name in enumerate(wanted):
-        for place in range(position, min(position + _WINDOW, len(names))):
-            if names[place] == name:
-                pairs.append((place, token))
-                position = ends[place]
+        for event_index in range(position, min(position + _WINDOW, len(names))):
+            if names[event_index] == name:
+                pairs.append((event_index, token))
+                position = ends[event_index]
                 break
     return pairs
 
@@ -435,52 +447,54 @@ def _find_owners(
     module call belongs to that module, and an autograd node to the module of the last forward op with the node's
     sequence number; gradient accumulation has no sequence number and belongs to the node before it.
     """
-    placed = _place_ops(run, places, trace)
-    nodes = _place_nodes(run, placed)
+    located = _locate_ops(run, places, trace)
+    nodes = _locate_nodes(run, located)
     modules: list[str] = []
     phases: list[str] = []
-    makers: dict[tuple[int, int], str] = {}
+    forward_modules: dict[tuple[int, int], str] = {}
     last: dict[int, str] = {}
-    for place, event in enumerate(run.events):
+    for event_index, event in enumerate(run.events):
         outer = event.parent
-        module, phase = (modules[outer], phases[outer]) if 0 <= outer < place else ("", "forward")
+        module, phase = (modules[outer], phases[outer]) if 0 <= outer < event_index else ("", "forward")
         if event.kind == "module":
             module, phase = event.module, "recompute" if phase in ("backward", "recompute") else phase
         elif event.kind == "optimizer":
             module, phase = "", "optimizer"
         elif event.kind == "node" and (outer < 0 or run.events[outer].kind != "node"):
             phase = "backward"
-            maker = makers.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
-            module = nodes.get(place, last.get(event.thread, "") if maker is None else maker)
+            forward_module = (
+                forward_modules.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
+            )
+            module = nodes.get(event_index, last.get(event.thread, "") if forward_module is None else forward_module)
             last[event.thread] = module
-        if place in placed:
-            module, phase = placed[place]
+        if event_index in located:
+            module, phase = located[event_index]
         if event.kind == "op" and event.sequence >= 0:
-            makers[event.thread, event.sequence] = module
+            forward_modules[event.thread, event.sequence] = module
         modules.append(module)
         phases.append(phase)
     return tuple(modules), tuple(phases)
 
 
-def _place_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
+def _locate_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
     """Return the module and the phase of the events matched with an op of the Trace."""
     if trace is None or trace.events is None:
         return {}
     scopes = trace.scopes()
-    placed = {}
-    for place, index in places.items():
-        if run.events[place].kind == "op":
+    located = {}
+    for event_index, index in places.items():
+        if run.events[event_index].kind == "op":
             called = trace.events[index]
             scope = scopes[called.stack]
-            placed[place] = innermost(scope), called.phase
-    return placed
+            located[event_index] = innermost(scope), called.phase
+    return located
 
 
-def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+def _locate_nodes(run: KernelRun, located: Mapping[int, tuple[str, str]]) -> dict[int, str]:
     """Return the modules of the autograd nodes in which matched ops of the backward pass ran."""
     nodes: dict[int, str] = {}
-    for place, (module, phase) in placed.items():
-        outer = run.events[place].parent
+    for event_index, (module, phase) in located.items():
+        outer = run.events[event_index].parent
         while phase == "backward" and outer >= 0:
             if run.events[outer].kind == "node":
                 nodes.setdefault(outer, module)
@@ -491,8 +505,8 @@ def _place_nodes(run: KernelRun, placed: Mapping[int, tuple[str, str]]) -> dict[
 def _sum_up(run: KernelRun, own: Sequence[int | None]) -> tuple[int | None, ...]:
     """Return the FLOPs of each event and all nested in it, None if unknown."""
     sums: list[Any] = list(own)
-    for place in range(len(run.events) - 1, -1, -1):
-        outer = run.events[place].parent
-        if outer >= 0 and sums[place] is not None and run.events[place].kind != "device":
-            sums[outer] = sums[place] + (sums[outer] or 0)
+    for event_index in range(len(run.events) - 1, -1, -1):
+        outer = run.events[event_index].parent
+        if outer >= 0 and sums[event_index] is not None and run.events[event_index].kind != "device":
+            sums[outer] = sums[event_index] + (sums[outer] or 0)
     return tuple(sums)

@@ -21,50 +21,50 @@ def sum_kernels(
     once; nested ops count twice, as in torch.profiler.
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, event in enumerate(match.run.events):
+    for index, event in enumerate(match.run.events):
         key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
-        key += (match.modules[place] if by_module else None, event.shapes if by_shape else "")
+        key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
         key += (event.stack[:stack_frames],)
-        groups[key].append(place)
-    return [_sum(match, places, by_module, by_shape, stack_frames) for places in groups.values()]
+        groups[key].append(index)
+    return [_sum(match, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
 
 
 def _name(event: KernelEvent) -> str:
     return MODULE_CALL if event.kind == "module" else event.name
 
 
-def _outermost(run: KernelRun, places: list[int]) -> list[int]:
+def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
     """Return the events that are nested in no other of them."""
-    group = set(places)
+    group = set(indexes)
     found = []
-    for place in places:
-        outer = run.events[place].parent
+    for index in indexes:
+        outer = run.events[index].parent
         while outer >= 0 and outer not in group:
             outer = run.events[outer].parent
         if outer < 0:
-            found.append(place)
+            found.append(index)
     return found
 
 
-def _sum(match: KernelMatch, places: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
-    events = [match.run.events[place] for place in places]
+def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
+    events = [match.run.events[index] for index in indexes]
     first = events[0]
-    outermost = _outermost(match.run, places) if first.kind == "module" else places
-    flops = [value for place in outermost if (value := match.flops[place]) is not None]
-    own = [value for place in places if (value := match.self_flops[place]) is not None]
+    outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
+    flops = [value for index in outermost if (value := match.flops[index]) is not None]
+    own = [value for index in indexes if (value := match.self_flops[index]) is not None]
     on_cpu = [event for event in events if event.kind != "device"]
-    whole = [match.run.events[place] for place in outermost]
+    outer_events = [match.run.events[index] for index in outermost]
     return KernelRow(
         key=_name(first),
-        module=match.modules[places[0]] if by_module else None,
+        module=match.modules[indexes[0]] if by_module else None,
         count=len(events),
-        cpu_time_total=sum(event.duration_ns for event in whole if event.kind != "device") / 1000,
+        cpu_time_total=sum(event.duration_ns for event in outer_events if event.kind != "device") / 1000,
         self_cpu_time_total=sum(event.self_ns for event in on_cpu) / 1000,
-        device_time_total=sum(event.device_ns for event in whole) / 1000,
+        device_time_total=sum(event.device_ns for event in outer_events) / 1000,
         self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
-        cpu_memory_usage=sum(event.memory for event in whole),
+        cpu_memory_usage=sum(event.memory for event in outer_events),
         self_cpu_memory_usage=sum(event.self_memory for event in events),
-        device_memory_usage=sum(event.device_memory for event in whole),
+        device_memory_usage=sum(event.device_memory for event in outer_events),
         self_device_memory_usage=sum(event.self_device_memory for event in events),
         flops=sum(flops) if flops else None,
         self_flops=sum(own) if own else None,

@@ -1,4 +1,4 @@
-"""The predicted memory: from when to when each storage of a run is alive, what for, and where the most are at once."""
+"""The lifetime and kind of each storage of a recorded run, and its peak memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from fvflops.features.memory.workspaces import unseen_kernels, workspace_of
+from fvflops.features.memory.workspaces import kernels_with_unknown_workspace, workspace_of
 from fvflops.text import require_int
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 
-# What memory is used for. An activation is made in a forward pass, or in its recompute, and alive when the next
-# backward op runs; a temporary is made by an op and none of the others.
+# The uses of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
+# op runs; a temporary is created by an op and is none of the others.
 KINDS = ("parameter", "buffer", "input", "gradient", "optimizer state", "activation", "temporary", "workspace")
-# What allocators hand out memory in multiples of; others take what was asked for.
+# Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
-_BEFORE = -1  # the place of what exists before the first event
+_BEFORE = -1  # the event index of what exists before the first event
 _BACKWARD = ("backward", "recompute")
 _LINEAR = "torch.nn.Linear"
 
 
 class Block(NamedTuple):
-    """A piece of memory: alive from the event `begin` of a Trace, -1 being before all, up to the event `end`.
+    """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
-    `end` is None for what is alive at the end. `storage` is its index in the Trace, None for a kernel's workspace.
-    `nbytes` is as the allocator rounds it, `module` the name of its owner, and `op` what made it, "" if nothing did.
+    `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
+    kernel's workspace. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
+    allocated it, "" for none.
     """
 
     storage: int | None
@@ -41,10 +42,10 @@ class Block(NamedTuple):
 
 
 class MemoryMoment(NamedTuple):
-    """What is alive at one event of a run, in bytes.
+    """The memory alive at one event of a run, in bytes.
 
-    `op` is what ran there, under `module`, in `phase`. `by_kind` holds only what there is, and `by_module` each owner
-    with all the modules that it is in, "" being everything.
+    `op` is the op of the event, run in `module` and `phase`. `by_kind` has only the kinds present; `by_module` sums
+    over each module with its submodules, "" being the model.
     """
 
     event: int
@@ -58,10 +59,10 @@ class MemoryMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """The memory that a run uses on one device, from event to event of its Trace; all figures in bytes.
+    """The memory of a run on one device, at each event of its Trace; all values in bytes.
 
-    `blocks` are all pieces of memory, and every other figure is made of them. `unseen` is op → calls of those whose
-    kernels take memory of which nothing is known here: the peak may be higher by it.
+    `blocks` are all allocations; every other value derives from them. `unseen` is op → calls for ops with an unknown
+    workspace, by which the peak may be higher.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -84,23 +85,23 @@ class MemoryTimeline:
 
     @property
     def baseline(self) -> int:
-        """What is alive before the run."""
+        """The memory alive before the run."""
         return self._totals[0]
 
     @property
     def peak(self) -> int:
-        """The most that is alive at any event."""
+        """The most memory alive at any event."""
         return max(self._totals)
 
     def at_peak(self) -> MemoryMoment:
-        """Return the first moment at which the most is alive."""
+        """Return the first event with the most memory alive."""
         return self.at(self._totals.index(self.peak) - 1)
 
     def at(self, event: int) -> MemoryMoment:
-        """Return what is alive at an event, -1 being before the first; one that is not there raises IndexError."""
+        """Return the memory alive at an event, -1 for before the run; an index out of range raises IndexError."""
         events = self.trace.events or ()
         if not _BEFORE <= event < len(events):
-            raise IndexError(f"this run has the events 0 to {len(events) - 1}, and -1 stands before them: no {event}")
+            raise IndexError(f"no event {event}: the run has events 0 to {len(events) - 1}, and -1 is before the run")
         by_kind: Counter[str] = Counter()
         by_module: Counter[str] = Counter()
         for block in self.blocks:
@@ -118,7 +119,7 @@ class MemoryTimeline:
         )
 
     def by_phase(self) -> dict[str, int]:
-        """Return phase → the most that is alive at any op of it."""
+        """Return phase → the most memory alive at any op of it."""
         most: dict[str, int] = {}
         for event, total in zip(self.trace.events or (), self._totals[1:], strict=True):
             if event.kind == "op":
@@ -126,11 +127,11 @@ class MemoryTimeline:
         return most
 
     def curve(self, kind: str | None = None) -> tuple[int, ...]:
-        """Return what is alive at each event, of all kinds or of one; the first figure is from before the run."""
+        """Return the memory alive at each event, of all kinds or of one; the first value is from before the run."""
         if kind is None:
             return self._totals
         if kind not in KINDS:
-            raise ValueError(f"no memory is called {kind!r}: it is one of {', '.join(KINDS)}")
+            raise ValueError(f"no kind of memory {kind!r}: the kinds are {', '.join(KINDS)}")
         return _sweep([block for block in self.blocks if block.kind == kind], len(self._totals) - 1)
 
 
@@ -142,30 +143,30 @@ def read_memory(
     later_step: bool = False,
     workspaces: bool = True,
 ) -> MemoryTimeline:
-    """Return the memory that a recorded run uses; a Trace that keeps no order of its events raises TraceError.
+    """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
 
     The arguments are those of `predict_memory`.
     """
     if trace.events is None:
         raise TraceError(
-            "this trace tells how often each op ran, and not in which order (it was merged, aggregated, or of a long "
-            "recording): predict the memory of one step that was recorded by itself, such as run.steps[0]"
+            "this Trace has no ordered events (it was merged, aggregated, or of a long recording), which memory needs: "
+            "pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
     device = _choose(devices) if device is None else device
     if device not in devices and devices:
-        raise ValueError(f"nothing of this run is on {device!r}: it used {', '.join(devices)}")
+        raise ValueError(f"this run has no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
-    blocks = _Lives(trace, device, unit).blocks(later_step)
+    blocks = _Lifetimes(trace, device, unit).blocks(later_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
         blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
-    return MemoryTimeline(device, unit, tuple(blocks), unseen_kernels(trace, sizes), trace)
+    return MemoryTimeline(device, unit, tuple(blocks), kernels_with_unknown_workspace(trace, sizes), trace)
 
 
 def _devices(trace: Trace) -> Counter[str]:
-    """Return device → bytes of all its storages; a run by shapes is on the one device that it answers for."""
+    """Return device → bytes of all its storages; shape execution simulates a single device."""
     info = trace.info
     if info.execution == "shapes" and info.device:
         return Counter({info.device: 1})
@@ -195,8 +196,8 @@ def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
     ]
 
 
-class _Lives:
-    """When each storage of a device comes and goes, and what it is for."""
+class _Lifetimes:
+    """The lifetime and the kind of each storage of a device."""
 
     def __init__(self, trace: Trace, device: str, unit: int) -> None:
         self._trace = trace
@@ -204,23 +205,23 @@ class _Lives:
         self._storages = trace.storages
         self._on_device = [len(_devices(trace)) < 2 or row.device == device for row in self._storages]
         self._events: Sequence[Event] = tuple(trace.events or ())
-        self._closing = _find_closing(self._events)
+        self._run_end = _find_end_of_run(self._events)
         self._first: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         for index, event in enumerate(self._events):
             if event.kind == "op":
                 for storage in (*event.reads, *event.writes):
                     self._first.setdefault(storage, index)
-            elif event.kind == "free" and (index < self._closing or event.phase != "forward"):
+            elif event.kind == "free" and (index < self._run_end or event.phase != "forward"):
                 self._ends[event.item] = index
         self._next_backward = self._next_op(lambda phase: phase == "backward")
         self._after_backward = self._next_op(lambda phase: phase not in _BACKWARD)
         self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
-        self._give_place()
+        self._end_in_place_operands()
         self._modules: dict[int, str] = {}
 
     def blocks(self, later_step: bool) -> list[Block]:
-        """Return the storages as blocks; in a later step what an earlier one left is there from the start."""
+        """Return the storages as blocks; `later_step` adds what the step before leaves alive."""
         blocks = []
         for index in range(len(self._storages)):
             if self._on_device[index]:
@@ -233,27 +234,31 @@ class _Lives:
         row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
         nbytes = _round_up(row.nbytes, self._unit)
         if row.origin != "op":
-            kind, module = self._kind_of_known(index), row.name.rpartition(".")[0]
-            # What came from elsewhere and goes in the run was most likely made there, unseen, such as a batch of data;
-            # what an optimizer did not have when it began to step, such as its count of steps, was made in the step.
-            made = row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
-            begin = first if made and first is not None else _BEFORE
-            return Block(index, nbytes, kind, self._keep(index, module), "", begin, end)
+            kind, module = self._kind_of_existing(index), row.name.rpartition(".")[0]
+            # A storage from outside that is freed in the run was most likely created in it, unrecorded, such as a batch
+            # of data; optimizer state that did not exist before the step, such as its step count, was created in it.
+            created_in_run = (
+                row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
+            )
+            begin = first if created_in_run and first is not None else _BEFORE
+            return Block(index, nbytes, kind, self._remember_module(index, module), "", begin, end)
         if first is None:
-            return None  # of a call that was taken back
+            return None  # of a call whose recording was rolled back
         event = self._events[first]
-        kind = self._kind_of_made(first, end)
+        kind = self._kind_of_result(first, end)
         module = _owner(self._trace, event.stack)
-        if kind == "optimizer state":  # it belongs to the parameter that it was made for
+        if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
-        return Block(index, nbytes, kind, self._keep(index, module), self._trace.signatures[event.item].op, first, end)
+        return Block(
+            index, nbytes, kind, self._remember_module(index, module), self._trace.signatures[event.item].op, first, end
+        )
 
-    def _keep(self, index: int, module: str) -> str:
+    def _remember_module(self, index: int, module: str) -> str:
         self._modules[index] = module
         return module
 
-    def _kind_of_known(self, index: int) -> str:
-        """Return what a storage is for that no op of the run made."""
+    def _kind_of_existing(self, index: int) -> str:
+        """Return the kind of a storage that no op of the run created."""
         row = self._storages[index]
         if row.origin != "outside":
             return row.origin
@@ -263,48 +268,50 @@ class _Lives:
         event = self._events[first]
         if event.phase == "optimizer":
             return "optimizer state"
-        # Autograd adds to a gradient that exists.
+        # Autograd accumulates into an existing gradient in place.
         return "gradient" if event.phase == "backward" and index in event.writes else "input"
 
-    def _kind_of_made(self, first: int, end: int | None) -> str:
-        """Return what a storage is for by the phase in which it is made, and by the first op that it outlives."""
+    def _kind_of_result(self, first: int, end: int | None) -> str:
+        """Return the kind of an op's result by the phase in which it is created and whether it outlives that phase."""
         phase = self._events[first].phase
         if phase == "optimizer":
-            over, kind = self._after_optimizer[first], "optimizer state"
+            following, kind = self._after_optimizer[first], "optimizer state"
         elif phase == "backward":
-            over, kind = self._after_backward[first], "gradient"
+            following, kind = self._after_backward[first], "gradient"
         else:
-            over, kind = self._next_backward[first], "activation"
-            if over == self._closing:  # no backward pass follows
+            following, kind = self._next_backward[first], "activation"
+            if following == self._run_end:  # no backward pass follows
                 return "temporary"
-        return kind if end is None or end > over else "temporary"
+        return kind if end is None or end > following else "temporary"
 
-    def _next_op(self, wanted: Callable[[str], bool]) -> list[int]:
-        """Return for each event the next op after it in a phase that is wanted, or the end."""
-        found, following = [self._closing] * len(self._events), self._closing
+    def _next_op(self, matches: Callable[[str], bool]) -> list[int]:
+        """Return for each event the next op after it whose phase matches, or the end of the run."""
+        found, following = [self._run_end] * len(self._events), self._run_end
         for index in range(len(self._events) - 1, -1, -1):
             found[index] = following
-            if self._events[index].kind == "op" and wanted(self._events[index].phase):
+            if self._events[index].kind == "op" and matches(self._events[index].phase):
                 following = index
         return found
 
-    def _give_place(self) -> None:
-        """End what torch adds to in place, where a recording makes it add into a new tensor, when that is made.
+    def _end_in_place_operands(self) -> None:
+        """End the first operand of an out-of-place add where the sum is created, if torch would add in place.
 
-        Under a dispatch mode autograd does not add a gradient to another in place (accumulate in input_buffer.cpp),
-        though nothing else holds it, nor does linear so add its bias to a product (Linear.cpp).
+        Under a dispatch mode autograd does not accumulate gradients in place (accumulate in input_buffer.cpp), even
+        without another reference to them, and linear does not add its bias in place (Linear.cpp).
         """
         follows = self._next_op(lambda phase: True)
         for index, event in enumerate(self._events):
             if event.kind != "op" or self._trace.signatures[event.item].op != "aten::add.Tensor" or not event.reads:
                 continue
-            first, sums = event.reads[0], event.writes
-            gives = (
-                len(sums) == 1 and self._first[sums[0]] == index and index < self._ends.get(first, 0) <= follows[index]
+            first, writes = event.reads[0], event.writes
+            reuses = (
+                len(writes) == 1
+                and self._first[writes[0]] == index
+                and index < self._ends.get(first, 0) <= follows[index]
             )
-            alike = gives and self._storages[first].nbytes == self._storages[sums[0]].nbytes
-            made_here = self._storages[first].origin == "op"
-            if alike and made_here and (event.phase == "backward" or self._is_linear(event.stack)):
+            alike = reuses and self._storages[first].nbytes == self._storages[writes[0]].nbytes
+            op_result = self._storages[first].origin == "op"
+            if alike and op_result and (event.phase == "backward" or self._is_linear(event.stack)):
                 self._ends[first] = index
 
     def _is_linear(self, stack: int) -> bool:
@@ -312,13 +319,13 @@ class _Lives:
         return place is not None and _LINEAR in place.classes
 
     def _in_later_step(self, block: Block) -> list[Block]:
-        """Return what a block is in a step that follows one like it."""
+        """Return the lifetimes of a block in a step that follows an equal one."""
         if block.begin == _BEFORE or block.end is not None:
             return [block]
         if block.kind == "optimizer state":
             return [block._replace(begin=_BEFORE)]
         if block.kind in ("activation", "temporary"):
-            # The program holds the last step's result until the model has returned another.
+            # The program keeps a reference to the last step's result until the model returns the next.
             return [block, block._replace(begin=_BEFORE, end=self._return_after(block.begin))]
         return [block]
 
@@ -328,16 +335,16 @@ class _Lives:
         return next(outermost, index + 1)
 
 
-def _find_closing(events: Sequence[Event]) -> int:
-    """Return where a run ends; at what follows a recording lets go of what it holds."""
-    closing = len(events)
-    while closing and events[closing - 1].kind == "free":
-        closing -= 1
-    return closing
+def _find_end_of_run(events: Sequence[Event]) -> int:
+    """Return the index where a run ends; the events after it are the recording freeing its references."""
+    run_end = len(events)
+    while run_end and events[run_end - 1].kind == "free":
+        run_end -= 1
+    return run_end
 
 
 def _sweep(blocks: Sequence[Block], length: int) -> tuple[int, ...]:
-    """Return the bytes alive before the run and at each event."""
+    """Return the bytes alive before the run and at each event, from differences."""
     changes = [0] * (length + 2)
     for block in blocks:
         changes[block.begin + 1] += block.nbytes

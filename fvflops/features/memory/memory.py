@@ -1,4 +1,4 @@
-"""The prediction of memory, of whatever can be recorded."""
+"""Predict the memory of a model's run, from an analysis, a recording or a Trace."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def predict_memory(
     later_step: bool = False,
     workspaces: bool = True,
 ) -> MemoryTimeline:
-    """Return the memory in bytes that a run uses, from event to event: the peak, the op that reaches it, and what for.
+    """Return the predicted memory of a run in bytes at each event, with its peak by op, module and kind.
 
-    `source` is an analysis of a forward run or of a training step, which by shapes needs neither memory nor weights; a
-    recording of one step; or the Trace of one. A forward run is recorded again without stopping at composite ops, whose
+    `source` is an analysis of a forward run or of a training step (shape execution needs neither memory nor weights), a
+    recording of one step, or its Trace. A forward run is recorded again with composite ops decomposed, since their
     temporaries count; the fast path of nn.TransformerEncoder, which needs less, is not taken in a recording.
 
-    `device` is that whose memory is told, by default the one that holds most. Its allocator hands out multiples of
-    `granularity` bytes, by default 512 on CUDA, where a block is at least that (torch.cuda.max_memory_allocated counts
-    so; of blocks over 1 MiB it may leave up to 1 MiB unsplit, and cuBLAS keeps a workspace, which are not told here),
-    and 1 elsewhere.
+    `device` is the device to report, by default the one with the most bytes. Its allocator rounds to multiples of
+    `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
+    included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A recorded step makes the optimizer's state; with `later_step` this is there from the start, and so is the last
-    step's result until the program has another, as in each step after the first. Gradients are taken to have been let
-    go of (`zero_grad()`). `workspaces` adds what kernels take for themselves, where a rule tells it; ops of which none
-    does stand in `unseen`. The rule for convolutions on the CPU is of contiguous tensors: not for channels_last.
+    A recorded step creates the optimizer's state; with `later_step` the state exists from the start, and the last
+    step's result until the program has the next one, as in each step after the first. Gradients are assumed to be freed
+    between steps (`zero_grad()`). `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an
+    unknown workspace are in `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not
+    channels_last.
 
-    A Trace that keeps no order of its events raises TraceError, a device that the run did not use ValueError.
+    A Trace without ordered events raises TraceError, a device that the run did not use ValueError.
 
     >>> import torch
     >>> from fvflops import TrainingStepAnalysis
@@ -61,13 +61,13 @@ def predict_memory(
 
 
 def _record(analysis: ModelAnalysis) -> Trace:
-    """Return the trace of an analysis, of one that can be recorded again with all that composite ops do."""
+    """Return the trace of an analysis, recorded again with composite ops decomposed where it can be."""
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
     known = len(sys.modules)
     trace = _record_again(analysis, run)
-    # A rule that made torch import more of itself left cycles, in whose frames the tensors of that moment live on.
+    # Where a rule made torch import modules lazily, frames in reference cycles kept tensors alive: record again.
     return trace if len(sys.modules) == known else _record_again(analysis, run)
 
 
@@ -79,10 +79,10 @@ def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
 
 
 def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Trace | None:
-    """Return the trace of a forward pass under no_grad by shapes, or None where that cannot be had.
+    """Return the trace of a forward pass under no_grad in shape execution, or None where that fails.
 
-    Below autograd, where forward passes are counted, some composite ops choose other kernels than here: linear looks
-    at whether its weight wants a gradient (should_fold in LinearAlgebra.cpp).
+    Forward passes are counted below autograd, where some composite ops choose other kernels than under no_grad: linear
+    checks whether its weight requires a gradient (should_fold in LinearAlgebra.cpp).
     """
     model = run.model
     if not isinstance(model, nn.Module):
@@ -91,9 +91,9 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
     session = Session(
         model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
     )
-    held, complete = ContainerSnapshot(), False
+    inputs, complete = ContainerSnapshot(), False
     with deferred():
-        held.snapshot((args, kwargs), objects=True)
+        inputs.snapshot((args, kwargs), objects=True)
         try:
             with recording_lock(), suspend_outer_recordings(), gc_paused():
                 session.start()
@@ -106,10 +106,10 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
                     try:
                         session.stop(complete=complete)
                     finally:
-                        held.restore()
+                        inputs.restore()
                 del result, shapes
                 session.release()
-        except Exception as error:  # the other way of recording says what is wrong, or runs the model for real
+        except Exception as error:  # record_again raises it again, or falls back to real execution
             if is_interrupt(error):
                 raise
             return None

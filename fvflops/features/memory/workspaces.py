@@ -1,4 +1,4 @@
-"""The workspaces: memory that a kernel takes for itself while it runs, which no op's results tell of."""
+"""Workspaces: memory that a kernel allocates while it runs, besides its results."""
 
 from __future__ import annotations
 
@@ -9,62 +9,64 @@ from fvflops.formulas import Call
 from fvflops.formulas.schema import is_composite
 from fvflops.trace import Signature, TensorSpec, Trace
 
-# oneDNN's convolutions read an image of up to so many channels as it stands. Of others the blocks, which have 8 or 16
-# channels, are taken to be full, and small scratchpads are left out. Tensors in channels_last are worked on as they
-# are: a Trace does not tell them from contiguous ones.
-_IMAGE = 3
-# torch has a kernel of its own for convolutions of one image of up to so many elements (use_mkldnn in Convolution.cpp).
-_SMALL = 20480
+# oneDNN's convolutions read inputs of up to this many channels without a blocked copy. For others the blocks, of 8 or
+# 16 channels, are assumed to be full, and small scratchpads are ignored. Tensors in channels_last are not copied, but
+# a Trace does not distinguish them from contiguous ones.
+_MAX_PLAIN_CHANNELS = 3
+# torch uses its native kernel for one input of up to this many elements (use_mkldnn in Convolution.cpp).
+_NATIVE_KERNEL_ELEMENTS = 20480
 
 
 def _convolution_on_cpu(call: Call) -> int | None:
-    """Return what oneDNN's convolution takes of contiguous tensors, beside its result.
+    """Return the workspace in bytes of oneDNN's convolution of contiguous tensors.
 
-    It works on blocked copies of input and weight and makes a blocked result, lets go of the copies, and copies the
-    result into the tensor that the program gets (ideep's convolution_forward, and mkldnn_to_dense).
+    It copies input and weight to a blocked format, computes a blocked result, frees the copies, and copies the result
+    to a dense tensor (ideep's convolution_forward, and mkldnn_to_dense).
     """
     weight = call.arguments["weight"]
     if not (isinstance(weight, TensorSpec) and _is_onednn(call)):
         return None
-    return max(_copied(call) + weight.nbytes, call.out.nbytes)
+    return max(_copied_input_bytes(call) + weight.nbytes, call.out.nbytes)
 
 
 def _convolution_backward_on_cpu(call: Call) -> int | None:
-    """Return what oneDNN's convolution takes in its backward pass, beside its results.
+    """Return the workspace in bytes of the backward pass of oneDNN's convolution.
 
-    First the input's gradient is made, of blocked copies of the result's gradient and of the weight, then the weight's
-    and the bias', of copies of the result's gradient and of the input, while the input's is there
-    (mkldnn_convolution_backward in mkldnn/Conv.cpp).
+    It computes first the input's gradient, from blocked copies of the result's gradient and of the weight, then those
+    of the weight and the bias, from copies of the result's gradient and of the input, while the input's gradient is
+    alive (mkldnn_convolution_backward in mkldnn/Conv.cpp).
     """
     gradient, weight = call.arguments["grad_output"], call.arguments["weight"]
     if not (isinstance(gradient, TensorSpec) and isinstance(weight, TensorSpec) and _is_onednn(call)):
         return None
     of_input, of_weight, of_bias = (item.nbytes if isinstance(item, TensorSpec) else 0 for item in call.outputs)
-    most = max(gradient.nbytes + weight.nbytes + of_input, 2 * of_input) if of_input else 0
+    peak = max(gradient.nbytes + weight.nbytes + of_input, 2 * of_input) if of_input else 0
     if of_weight:
-        rest = of_weight + of_bias
-        most = max(most, of_input + gradient.nbytes + _copied(call) + rest, of_input + 2 * rest)
-    return max(most - of_input - of_weight - of_bias, 0)
+        of_parameters = of_weight + of_bias
+        peak = max(
+            peak, of_input + gradient.nbytes + _copied_input_bytes(call) + of_parameters, of_input + 2 * of_parameters
+        )
+    return max(peak - of_input - of_weight - of_bias, 0)
 
 
 def _is_onednn(call: Call) -> bool:
-    """Return whether a convolution is one that the rules speak of."""
+    """Return whether the rules for oneDNN apply to a convolution."""
     source, weight = call.arguments["input"], call.arguments["weight"]
     if not (isinstance(source, TensorSpec) and isinstance(weight, TensorSpec)) or call.arguments.get("transposed"):
         return False
-    plain = {source.dtype, weight.dtype} == {"float32"} and source.layout == "strided" and source.ndim in (3, 4)
-    wide = min(weight.shape[2:]) > 3 or call.arguments.get("groups") != 1
-    return plain and (wide or source.shape[0] > 1 or source.numel > _SMALL)
+    supported = {source.dtype, weight.dtype} == {"float32"} and source.layout == "strided" and source.ndim in (3, 4)
+    large_kernel = min(weight.shape[2:]) > 3 or call.arguments.get("groups") != 1
+    return supported and (large_kernel or source.shape[0] > 1 or source.numel > _NATIVE_KERNEL_ELEMENTS)
 
 
-def _copied(call: Call) -> int:
-    """Return the bytes of an input that a convolution copies."""
+def _copied_input_bytes(call: Call) -> int:
+    """Return the bytes of the blocked copy of a convolution's input, 0 where none is made."""
     source = call.arguments["input"]
     assert isinstance(source, TensorSpec)
-    return 0 if source.shape[1] <= _IMAGE and call.arguments.get("groups") == 1 else source.nbytes
+    return 0 if source.shape[1] <= _MAX_PLAIN_CHANNELS and call.arguments.get("groups") == 1 else source.nbytes
 
 
-# Kind of device → op's name without overload → what one call takes, in bytes, beside its results, or None.
+# Device type → op without overload → the workspace of one call in bytes, or None where the rule does not apply.
 WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     "cpu": {
         f"aten::{name}": _convolution_on_cpu
@@ -73,10 +75,10 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     | {"aten::convolution_backward": _convolution_backward_on_cpu},
 }
 
-# Composite ops that have kernels of their own too, which need no temporaries: what they come down to is not what runs.
+# Composite ops that also have a kernel without temporaries: in a real run their decomposition is not used.
 OWN_KERNELS = frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"})
 
-# Kind of device → ops that take memory of their own, of which nothing but the library that they call knows how much.
+# Device type → ops of libraries whose workspace is not known in advance.
 UNKNOWN: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}),
     "cuda": frozenset(
@@ -92,7 +94,7 @@ UNKNOWN: Mapping[str, frozenset[str]] = {
 
 
 def workspace_of(signature: Signature, device: str) -> int | None:
-    """Return the bytes that one call takes for itself on a device, 0 where nothing is known of any, None if unknown.
+    """Return the workspace of one call on a device in bytes, None if unknown; 0 for ops that are not listed here.
 
     >>> image, weight = TensorSpec((2, 8, 4, 4)), TensorSpec((8, 8, 1, 1))
     >>> convolution = Signature("aten::conv2d", ("input", "weight", "groups"), (image, weight, 1), (image,))
@@ -106,10 +108,10 @@ def workspace_of(signature: Signature, device: str) -> int | None:
     return None if signature.packet in UNKNOWN.get(kind, ()) else 0
 
 
-def unseen_kernels(trace: Trace, sizes: Sequence[int | None]) -> Counter[str]:
-    """Return op → calls of those whose kernels take memory that is not in a trace and that no rule tells.
+def kernels_with_unknown_workspace(trace: Trace, sizes: Sequence[int | None]) -> Counter[str]:
+    """Return op → calls for ops whose workspace no rule computes.
 
-    These are ops of libraries, and composite ops that the recording did not look into. `sizes` are the workspaces of
+    These are ops of libraries, and composite ops that the recording did not decompose. `sizes` are the workspaces of
     the trace's signatures.
     """
     calls: Counter[str] = Counter()

@@ -14,8 +14,8 @@ from fvflops.trace.module_tree import add_up
 def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[str, ParameterCount]:
     """Return module or parameter name → its count, "" being the model; with a Trace, its active elements too.
 
-    Every module has an entry under its canonical name, its own parameters follow it. A tied parameter counts once, at
-    its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are those of
+    Every module has an entry under its canonical name, followed by its direct parameters. A tied parameter counts once,
+    at its first name. Active elements are summed exactly, and the sum at each name is rounded down. Errors are those of
     `read_routing`.
 
     >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
@@ -36,9 +36,9 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[st
             buffers=buffers[name],
             **{field: int(sums[name]) for field, sums in used.items()},
         )
-        for place in modules.modules()
-        for name in (place.name, *(parameter.name for parameter in place.parameters))
-        if name == place.name or name in total
+        for module in modules.modules()
+        for name in (module.name, *(parameter.name for parameter in module.parameters))
+        if name == module.name or name in total
     }
 
 

@@ -13,14 +13,14 @@ from fvflops.features.parameters.model import ParameterCount
 from fvflops.trace import Trace
 
 
-class HoldsTrace(Protocol):
+class HasTrace(Protocol):
     """An analysis, or anything else with a recorded Trace."""
 
     def trace(self) -> Trace:
         """Return the recorded Trace."""
 
 
-def parameter_summary(of: nn.Module | Trace | HoldsTrace) -> dict[str, ParameterCount]:
+def parameter_summary(of: nn.Module | Trace | HasTrace) -> dict[str, ParameterCount]:
     """Return module or parameter name → its ParameterCount, "" being the model.
 
     A model has `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis, which records if it has not yet,
@@ -42,7 +42,7 @@ def parameter_summary(of: nn.Module | Trace | HoldsTrace) -> dict[str, Parameter
     return count_parameters(trace.modules, trace)
 
 
-def parameter_summary_table(of: nn.Module | Trace | HoldsTrace, max_depth: int = 3) -> str:
+def parameter_summary_table(of: nn.Module | Trace | HasTrace, max_depth: int = 3) -> str:
     """Return a Markdown table of `parameter_summary`, down to `max_depth` levels of names; 0 is the model alone.
 
     >>> print(parameter_summary_table(nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30)), max_depth=1))

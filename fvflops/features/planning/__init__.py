@@ -1,1 +1,1 @@
-"""Plan a distributed training step: what one rank of any mesh does."""
+"""Plan a distributed training step: the work of one rank of any mesh."""

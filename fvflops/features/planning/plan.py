@@ -53,7 +53,7 @@ class RankPlan:
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
     are those of the rank's shard, `model_parameters` the whole model's. `trace` is the step; `derived` describes its
-    calls that are estimated, not run, and `left_out` what a real step does besides.
+    calls that are estimated, not run, and `left_out` the work of a real step that is not included.
     """
 
     mesh: Mapping[str, int]
@@ -76,7 +76,7 @@ class RankPlan:
         return FlopCountAnalysis.from_trace(self.trace, table=table, warn=False)
 
     def communication(self) -> Communication:
-        """Return what the rank communicates in the step."""
+        """Return the communication of the rank in the step."""
         return read_communication(self.trace)
 
 
@@ -243,7 +243,7 @@ def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
 
 def _make_mesh(mesh: Mapping[str, int]) -> Any:
     long = [axis for axis, size in mesh.items() if size > 1]
-    if len(long) == 1:  # its group is that of all ranks, of which torch does not say the axis
+    if len(long) == 1:  # its group is that of all ranks, for which torch reports no axis
         default_process_group()._set_group_desc(f"mesh_{long[0]}")
     return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
 

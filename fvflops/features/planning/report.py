@@ -1,4 +1,4 @@
-"""What one rank of a mesh computes, holds and sends in a training step."""
+"""Report of one rank's training step: its compute, parameters and communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fvflops.units import format_thousands
 
 
 def plan_report(plan: RankPlan, table: FormulaTable, *, name: str) -> Document:
-    """Return what a rank of a model called `name` computes by a convention, holds, and sends."""
+    """Return the FLOPs by a convention, the parameters and the communication of a rank of the model `name`."""
     flops = plan.flops(table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     coordinates = ", ".join(f"{axis} {index}" for axis, index in plan.coordinates.items())

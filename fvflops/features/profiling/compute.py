@@ -248,7 +248,7 @@ class _Walk:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
         self.operator_memory[phase][operator].add(*memory)
-        # What autograd frees after an op, it frees before the next one.
+        # Memory that autograd frees after an op is freed before the next one.
         owners, held = self._last.pop(event.thread, ([], 0))
         for owner in owners:
             owner.kept += event.memory_before - held

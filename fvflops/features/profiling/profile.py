@@ -1,4 +1,4 @@
-"""Profile a model: time and memory of a real run beside its counts."""
+"""Profile a model: measured time and memory of a run, with its counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMPILED = "the model is compiled, but was run eagerly: these are not the times
 
 
 class ProfileAnalysis(FlopCountAnalysis):
-    """The FLOPs of a model beside measured time and memory, per op call and per module.
+    """The FLOPs of a model with measured time and memory, per op call and per module.
 
     The model runs `warmup` times, and then `repeat` measured times; times (ns) and memory (bytes) of each op and module
     are the mean over the middle third of the measured runs, ranked by their time. With a `schedule` it runs `steps`
@@ -309,7 +309,7 @@ def trimmed_mean(traces: list[Trace]) -> Trace:
     last = traces[-1]
     alike = [trace for trace in traces if _work(trace) == _work(last)]
     apart = len(alike) // 3
-    middle = sorted(alike, key=_time_whole)[apart : len(alike) - apart]
+    middle = sorted(alike, key=_duration_of_run)[apart : len(alike) - apart]
     about = {**last.about, "runs": str(len(alike)), "averaged": _describe_mean(len(middle), len(alike))}
     if len(alike) < len(traces):
         about["differed"] = f"{len(traces) - len(alike)} of {len(traces)} runs did other work, and are left out"
@@ -325,7 +325,7 @@ def _describe_mean(middle: int, runs: int) -> str:
     return f"the mean of {runs} runs" if middle == runs else f"the mean of the middle {middle} of {runs} runs"
 
 
-def _time_whole(trace: Trace) -> int:
+def _duration_of_run(trace: Trace) -> int:
     """Return the time of a run from its first event to the end of its last."""
     ends = [(event.start_ns or 0) + (event.duration_ns or 0) for event in trace.events or ()]
     return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)

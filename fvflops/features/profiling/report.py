@@ -39,7 +39,7 @@ SORTS: Mapping[str, str] = {
     "mismatch": "time",
     "name": "",
 }
-# Columns that a narrow terminal leaves out before it shortens the names of modules and operators.
+# Columns that a narrow terminal drops before it shortens the names of modules and operators.
 _OPTIONAL = (
     *("self", "rate", "mismatch", "bytes", "unknown_bytes", "intensity", "memory", "peak"),
     *("flops_share", "read", "written"),
@@ -101,7 +101,7 @@ def check_profile_sort(sort: str) -> None:
 
 
 class _Row(NamedTuple):
-    """What a row is made from; `whole` is the sum of all rows."""
+    """The data of a row; `whole` is the sum of all rows."""
 
     name: str
     line: ProfileRow
@@ -206,7 +206,7 @@ def _choose_sort(measured: Profile, by: str, sort: str | None) -> str:
     needs = SORTS.get(sort, "time")
     if needs and not (needs in measured.columns or (needs == "peaks" and measured.peaks)):
         raise ValueError(f"nothing can be sorted by {sort!r}: {_NEEDED[needs]}")
-    return "time" if sort == "self" and by == "operator" else sort  # an operator has nothing inside
+    return "time" if sort == "self" and by == "operator" else sort  # an operator has no nested rows
 
 
 def _note_between(lines: Mapping[str, ProfileRow], whole: ProfileRow) -> list[str]:
@@ -280,7 +280,7 @@ def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
 
 
 def _list_gaps(measured: Profile) -> Iterator[str]:
-    """Yield what is missing from the numbers, a sentence each."""
+    """Yield a sentence for each kind of work that is missing from the totals."""
     if measured.unknown:
         table = plain_name(measured.about.get("table", "?"))
         yield f"Unsupported by {table}, so not counted in FLOPs: {_list(measured.unknown)}."

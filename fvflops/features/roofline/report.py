@@ -111,7 +111,7 @@ def _describe_total(total: Load) -> str:
 
 
 def _list_gaps(roofline: Roofline) -> Iterator[str]:
-    """Yield what is missing from the numbers, a sentence each."""
+    """Yield a sentence for each kind of work that is missing from the totals."""
     if roofline.unknown:
         yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unknown, _calls)}."
     if roofline.unmoved:

@@ -32,4 +32,4 @@ def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
     with disable_dispatch_modes():
         highest = int(indices.max())
     if highest >= weight.shape[0]:
-        raise IndexError(f"an embedding of {weight.shape[0]:,} rows is asked for row {highest:,}, counted from 0")
+        raise IndexError(f"an embedding of {weight.shape[0]:,} rows has no row {highest:,} (counted from 0)")

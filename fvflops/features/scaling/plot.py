@@ -62,7 +62,7 @@ def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
 
 
 def _wrap(text: str, inches: float) -> list[str]:
-    """Return a text in lines of a width, broken at spaces."""
+    """Wrap text at spaces to lines of a width."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".lstrip()
@@ -74,7 +74,7 @@ def _wrap(text: str, inches: float) -> list[str]:
 
 
 def _write_ticks(scale: Any) -> None:
-    """Label a logarithmic scale with numbers as in the tables, such as `2G`."""
+    """Label a logarithmic scale in the number format of the tables, such as `2G`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     first, last = scale.get_view_interval()

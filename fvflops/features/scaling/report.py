@@ -1,4 +1,4 @@
-"""A cost as a polynomial in sizes, how it was verified, and what was counted."""
+"""Report of a cost as a polynomial in sizes, of its verification, and of the counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
 
 
 def generation_report(cost: GenerationCost, *, title: str) -> Document:
-    """Return what generating text costs: the prefill, a token at a cache length, and the whole."""
+    """Return the cost of generating text: the prefill, a token at a cache length, and the sum."""
     whole = "no polynomial in P and N" if cost.whole is None else cost.whole.write(cost.symbols)
     parts: list[Part] = [
         Items(_write_law("prefill", cost.prefill), ["P = tokens of the prompt"]),
@@ -142,7 +142,7 @@ def _describe_part(part: CostExpression) -> str:
 
 
 def _sort_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
-    """Yield the sizes that were run, in order, with what was counted and what that was for."""
+    """Yield the sizes that were run, in order, with their counts and whether they fit or verify."""
     roles = {**dict.fromkeys(cost.held_out, "held out"), **dict.fromkeys(cost.fitted, "fitted")}
     other = "" if cost.polynomial is None else "not of these"
     for sizes in sorted(cost.counted):
@@ -183,7 +183,7 @@ def _list_parts(cost: GenerationCost) -> Table:
 
 
 def _decoded(cost: GenerationCost, length: int) -> int | None:
-    """Return what a token costs, None where only the sum over tokens is known."""
+    """Return the cost of a decoded token, None where only the sum over tokens is known."""
     holds = cost.decode.polynomial is not None and length in cost.decode.holds_on[0]
     return int(cost.decode(cache=length)) if holds or (length,) in cost.decode.counted else None
 

@@ -210,7 +210,7 @@ class _Source:
                 raise ScalingError(f"the inputs take {name!r}, which is not varied: {', '.join(names)} are")
         for name in names:
             if name not in taken:
-                raise ScalingError(f"nothing takes the size {name!r}: the inputs, or the model, are to be made of it")
+                raise ScalingError(f"no function of the inputs or the model takes the size {name!r}")
 
     def make(self, sizes: Sizes) -> tuple[Any, Any, Any]:
         """Return the model, its inputs and its keyword arguments at sizes."""

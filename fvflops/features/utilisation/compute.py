@@ -22,7 +22,7 @@ _CUDNN = re.compile(
     r"aten::_?(conv(olution|_transpose|[123]d)|cudnn_(convolution|rnn)|(lstm|gru|rnn_tanh|rnn_relu)\b)"
     r"|torch\.nn\.(Lazy)?(Conv(Transpose)?[123]d|LSTM|GRU|RNN)$"
 )
-# A number above this is refused as a mistake, and a share above this is not written out.
+# A number above this is rejected as an error, and a share above this is not written out.
 _HUGE = 1e300
 _MOST = 10**6
 
@@ -213,11 +213,11 @@ def _utilise(
     share = sum(machine.times(work).values()) / taken
     utilisation = float(min(share, _MOST))  # as a float, so that the least time, rounded to a float, gives 1.0
     if utilisation > 1:
-        raise UtilisationError(_tell(name, work, taken, machine))
+        raise UtilisationError(_explain_excess(name, work, taken, machine))
     return utilisation
 
 
-def _tell(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
+def _explain_excess(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
     """Return the message of a utilisation above 100 %, with the inputs that could explain it."""
     least = sum(machine.times(work).values(), Fraction())
     share = least / seconds

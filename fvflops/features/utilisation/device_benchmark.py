@@ -42,7 +42,7 @@ def measure_device(
     written counted once: a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
     dtype raises ValueError.
     """
-    device = _place(where)
+    device = _resolve_device(where)
     unknown = [dtype for dtype in dtypes or () if dtype not in PRODUCTS]
     if unknown:
         raise ValueError(f"the peak for {unknown[0]!r} is not measured: take {', '.join(PRODUCTS)}")
@@ -82,7 +82,7 @@ def write_device(device: Device) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(where: str | torch.device | None) -> torch.device:
+def _resolve_device(where: str | torch.device | None) -> torch.device:
     """Return a device that can be measured."""
     try:
         device = torch.device(where if where is not None else "cuda" if torch.cuda.is_available() else "cpu")

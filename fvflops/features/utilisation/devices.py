@@ -192,13 +192,13 @@ def _read_device(name: str, node: Node) -> Device:
     if "aliases" in fields:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
-    return _blame(node, partial(Device, name, **values))
+    return _with_position(node, partial(Device, name, **values))
 
 
 def _read_peaks(node: Node, what: str) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for key, value in node.fields(what).items():
-        dtype = _blame(value, partial(short_dtype, key))
+        dtype = _with_position(value, partial(short_dtype, key))
         if dtype in peaks:
             raise value.error(f"{what}: {dtype} is given twice, once as {key}")
         peaks[dtype] = _read_number(value, f"{what} at {key}")
@@ -222,7 +222,7 @@ def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) 
         seen[key] = device.name
 
 
-def _blame(node: Node, make: Callable[[], Returned]) -> Returned:
+def _with_position(node: Node, make: Callable[[], Returned]) -> Returned:
     """Return the result of a function; a ValueError gets the file and line of a node."""
     try:
         return make()
