@@ -164,7 +164,7 @@ def test_profile_command_writes_a_page_with_times(tmp_path, capsys):
     data = read_data(path.read_text(encoding="utf-8"))
     assert data["measures"][-1]["key"] == "time" and data["phases"] == ["", "forward", "backward"]
     assert main(["profile", "zoo:lenet5", "--html", str(path), "--weight", "macs"]) == 2
-    assert "--weight says" in capsys.readouterr().err, "the page has all measures"
+    assert "--weight sets" in capsys.readouterr().err, "the page has all measures"
     assert main(["profile", "zoo:lenet5", "--html", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
