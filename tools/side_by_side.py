@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Sets fvflops beside TorchLens and fvcore on one model, what each shows and exports: tools/side_by_side.py [MODEL].
+"""Compares what fvflops, TorchLens and fvcore show and export for one model: tools/side_by_side.py [MODEL].
 
-MODEL is as `fvflops count` takes it; default: zoo:resnet50. A cell tells of what was really made, "–" stands where a
-tool has nothing of the kind. Peers are taken where they are installed. TorchLens in a folder of its own, beside the
-torch that is here: pip install --no-deps --target FOLDER torchlens graphviz; PYTHONPATH=FOLDER tools/side_by_side.py
+MODEL is as in `fvflops count`; default: zoo:resnet50. Each cell describes an output that the tool made in this run; "–"
+means that it has none of the kind. Tools that are not installed are left out. To keep the installed torch, install
+TorchLens apart: pip install --no-deps --target FOLDER torchlens graphviz; PYTHONPATH=FOLDER tools/side_by_side.py
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fvflops.reports.text.pipe_table import pipe_table  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
 from fvflops.views.call_rows import list_op_rows  # noqa: E402
 
-# What a tool makes → how it is made, which returns what is told of it.
+# Row of the table → the function that makes that output and returns its description.
 Makers = Mapping[str, Callable[[], Any]]
 ROWS = (
     "FLOPs",
@@ -296,7 +296,7 @@ def weigh_picture(analysis: fvflops.FlopCountAnalysis, path: Path) -> str:
 
 
 def tell(make: Callable[[], Any]) -> str:
-    """Return what is told of a thing that a tool makes, or how making it failed."""
+    """Return the description of an output, or the error that making it raised."""
     try:
         return str(make()).replace("|", "\\|")
     except ImportError:

@@ -73,7 +73,7 @@ def choose(names: Sequence[str], pattern: str, limit: int | None, library: str) 
     chosen = [name for name in names if fnmatchcase(name, pattern)]
     if not chosen:
         raise BadInput(
-            f"--only {pattern!r} matches none of the {len(names):,} models of {library}: * stands for any text, "
+            f"--only {pattern!r} matches none of the {len(names):,} models of {library}: * matches any text, "
             f"as in {names[0][:3] + '*'!r}"
         )
     return chosen[:limit]

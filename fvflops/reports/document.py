@@ -90,8 +90,8 @@ def data_only(columns: Iterable[Column], keys: Collection[str]) -> list[Column]:
 class Table:
     """Rows of exact values; each has a value for each column.
 
-    `name` is its key in JSON, `title` stands above it, `total` is a last row. `noun` is what a row stands for in the
-    note that says how many rows are not shown, and `summed` the key of the column whose sum over them it gives. `sort`
+    `name` is the table's key in JSON, `title` its heading, and `total` an optional last row. The note on rows that are
+    not shown counts them by `noun` ("3 modules more") and gives their sum in the column with the key `summed`. `sort`
     is the key of the column by which the rows are ranked.
 
     >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")

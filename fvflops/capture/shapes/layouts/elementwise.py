@@ -13,7 +13,7 @@ import torch
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
-# The operand that stands for a Python scalar.
+# Replaces a Python scalar among the operands.
 SCALAR = torch.empty((), device=_META)
 
 
