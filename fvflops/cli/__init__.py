@@ -36,18 +36,21 @@ _LONGEST = 400
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 for success, 1 for a failed check, 2 for errors."""
-    argv = sys.argv[1:] if argv is None else argv
-    arguments = build_parser([word for word in argv if word in COMMANDS][:1]).parse_args(argv)
+    with warnings.catch_warnings():
+        # torch warns of this when NumPy is not installed; nothing here needs NumPy.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        argv = sys.argv[1:] if argv is None else argv
+        return _run(build_parser([word for word in argv if word in COMMANDS][:1]).parse_args(argv))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         # A terminal that cannot show a character shows its escape; the report is not lost.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with warnings.catch_warnings():
-            # torch warns of this when NumPy is not installed; nothing here needs NumPy.
-            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-            check_outputs(arguments)
-            command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
-            return int(command.run(arguments))
+        check_outputs(arguments)
+        command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
+        return int(command.run(arguments))
     except BrokenPipeError:
         # The reader of the pipe has closed it (`| head`): there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -408,3 +408,9 @@ def test_an_error_shows_what_a_terminal_would_obey(capsys):
     assert main(["count", "zoo:\x1b[31mred\u202e\n"]) == 2
     err = capsys.readouterr().err
     assert "\\x1b[31mred\\u202e" in err and err.count("\n") == 1 and err.strip().isprintable()
+
+
+def test_a_count_without_numpy_warns_of_nothing():
+    code = "import sys; sys.modules['numpy'] = None; from fvflops.cli import main; main(['count', 'zoo:lenet5'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "417K" in result.stdout and result.stderr == ""
