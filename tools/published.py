@@ -71,7 +71,7 @@ def measure(model: torch.nn.Module, size: int, table_name: str) -> tuple[float, 
     flops = FlopCountAnalysis(model.eval(), torch.empty(1, 3, size, size, device="meta"), table=table, warn=False)
     total = flops.total()
     activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
-    unknown = sorted(flops.counts().ledger()[Status.UNKNOWN])
+    unknown = sorted(flops.counts().ledger()[Status.UNSUPPORTED])
     return round(total / 1e9, 2), round(activations.total() / 1e6, 2), unknown
 
 

@@ -60,7 +60,7 @@ def _time_ops(model: nn.Module, images: torch.Tensor) -> Pairs:
     for place, event in enumerate(events):
         inside[event.parent].append(place)
     pairs: Pairs = []
-    for place, index in sorted(match.places.items()):
+    for place, index in sorted(match.call_of_event.items()):
         duration = (trace.events or ())[index].duration_ns
         if events[place].kind == "op" and duration is not None:
             pairs.append((events[_find_kernel(events, inside, place)].duration_ns, duration))

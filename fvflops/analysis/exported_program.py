@@ -64,7 +64,7 @@ def record_program(
     trace = flops.trace()
     places = {
         name: replace(place, class_name=classes.get(name, place.class_name))
-        for name, place in trace.modules.places.items()
+        for name, place in trace.modules.by_name.items()
     }
     return replace(trace, modules=ModuleTree(places))
 

@@ -17,7 +17,7 @@ from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
-from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports import REPORTS
@@ -134,7 +134,7 @@ class ModelAnalysis:
 
     def unsupported_ops(self, module_name: str = "") -> Counter[str]:
         """Return op → calls of a module that are not counted: ignored by the convention, or unsupported."""
-        calls = self.counts().calls_by_module(self._ancestors, Status.OMITTED, Status.UNKNOWN)
+        calls = self.counts().calls_by_module(self._ancestors, Status.IGNORED, Status.UNSUPPORTED)
         return calls[self.canonical_module_name(module_name)]
 
     def uncalled_modules(self) -> set[str]:
@@ -382,20 +382,20 @@ class ModelAnalysis:
 
     def _warn(self, counts: Counts) -> None:
         unknown: Counter[str] = Counter()
-        for entry in [entry for entry in counts.entries if entry.status is Status.UNKNOWN]:
+        for entry in [entry for entry in counts.entries if entry.status is Status.UNSUPPORTED]:
             unknown[entry.op] += entry.calls
         if unknown and self._warn_unsupported:
-            from fvflops.reports.terminal.op_coverage import format_places
+            from fvflops.reports.terminal.op_coverage import format_locations
 
-            places = find_unsupported_places(self.trace(), counts)
+            places = find_unsupported_locations(self.trace(), counts)
             listed = ", ".join(
-                f"{printable_short(op)} ×{calls} (in {format_places(places[op], escape=printable_short)})"
+                f"{printable_short(op)} ×{calls} (in {format_locations(places[op], escape=printable_short)})"
                 for op, calls in unknown.most_common(8)
             )
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
-            modules = self.module_tree().places
+            modules = self.module_tree().by_name
             uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)
             if uncalled:
                 listed = ", ".join(map(printable_short, uncalled[:8])) + (

@@ -90,7 +90,7 @@ def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
     """Count the Trace of a step."""
     counts = count(trace, cost_model, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}
-    return StepCount(Counter(by_phase), counts.ledger()[Status.UNKNOWN])
+    return StepCount(Counter(by_phase), counts.ledger()[Status.UNSUPPORTED])
 
 
 def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:

@@ -101,7 +101,7 @@ def list_module_calls(
                 ModuleCall(
                     len(calls),
                     item.name,
-                    trace.modules.places[item.name].class_name,
+                    trace.modules.by_name[item.name].class_name,
                     span.phase,
                     len(around) - 1,
                     item.inputs,
@@ -199,7 +199,7 @@ class _Flow:
 def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
     """Return `op`, `target` and `name` for the calls of a callee."""
     if item.kind == "module":
-        module = trace.modules.places[item.name]
+        module = trace.modules.by_name[item.name]
         return module.class_name, module.classes[0] if module.classes else module.class_name, module.class_name
     if item.frame is not None:
         return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name

@@ -60,7 +60,7 @@ class TableCostModel:
             return cost
         if cost.activations is not None:
             return OpCost(cost.label, Status.COUNTED, cost.activations)
-        return OpCost(cost.label, Status.OMITTED if cost.status is Status.COUNTED else cost.status)
+        return OpCost(cost.label, Status.IGNORED if cost.status is Status.COUNTED else cost.status)
 
 
 class NullCostModel:
@@ -83,10 +83,10 @@ class NullCostModel:
         """Return a cost of zero with status FREE or UNKNOWN."""
         row = self._table.row(signature.op)
         free = row is not None and row.kind == "free"
-        return (OpCost(signature.packet.partition("::")[2], Status.FREE if free else Status.UNKNOWN),)
+        return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if free else Status.UNSUPPORTED),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return an UNKNOWN cost for an autograd.Function if the table is opaque, else None."""
         if region.kind == "function" and self._table.opaque:
-            return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNKNOWN),))
+            return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNSUPPORTED),))
         return None

@@ -127,7 +127,7 @@ def _needs_regions(trace: Trace, cost_model: CostModel) -> bool:
 
 def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature) -> RegionCost | None:
     region = trace.regions[signature.region]
-    module = trace.modules.places[region.name] if region.kind == "module" else None
+    module = trace.modules.by_name[region.name] if region.kind == "module" else None
     return cost_model.region_cost(region, module, signature)
 
 
@@ -135,7 +135,7 @@ def name_region(trace: Trace, region: Region) -> str:
     """Return the name of a region in the ledger: `prim::PythonOp.NAME` of a function, or a module's class."""
     if region.kind == "function":
         return f"prim::PythonOp.{region.name}"
-    owner = trace.modules.places[region.name]
+    owner = trace.modules.by_name[region.name]
     return owner.classes[0] if owner.classes else owner.class_name
 
 

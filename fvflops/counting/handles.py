@@ -69,7 +69,7 @@ def _traced_name(packet: str) -> str:
 def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
     label = name.partition("::")[2] or default_label(name)
     if handle is None:
-        return (OpCost(label, Status.FREE),)
+        return (OpCost(label, Status.ZERO_FLOP),)
     result = handle(call)
     sums = result if isinstance(result, Mapping) else {label: result}
     return tuple(OpCost(key, Status.COUNTED, _number(value, name)) for key, value in sums.items()) or (

@@ -60,7 +60,7 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
 
 
 def _frame(trace: Trace, region: Region) -> Frame:
-    module = trace.modules.places.get(region.name) if region.kind == "module" else None
+    module = trace.modules.by_name.get(region.name) if region.kind == "module" else None
     return Frame(region.kind, region.name, "" if module is None else module.class_name)
 
 
@@ -160,7 +160,7 @@ def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
 
 def _sum(costs: tuple[OpCost, ...], part: str) -> int | None:
     """Return the sum over the supported costs, None where there are none."""
-    known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNKNOWN]
+    known = [getattr(cost, part) for cost in costs if cost.status is not Status.UNSUPPORTED]
     # A user's handle may have returned a NumPy integer.
     return sum(int(value) if isinstance(value, Integral) else value for value in known) if known else None
 

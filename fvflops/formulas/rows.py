@@ -20,7 +20,7 @@ KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "exa
 MODULE_KEYS = (*KEYS, "covers")
 COMPLEX_MULTIPLY_ADD = "complex_multiply_add"
 _FLAGS = {"true": True, "false": False}
-_STATUSES = {"free": Status.FREE, "omitted": Status.OMITTED, "decompose": Status.UNKNOWN}
+_STATUSES = {"free": Status.ZERO_FLOP, "omitted": Status.IGNORED, "decompose": Status.UNSUPPORTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Row:
         if self.kind in _STATUSES:
             return _STATUSES[self.kind]
         if self.macs is None and self.flops is None and self.use is None:
-            return Status.OMITTED
+            return Status.IGNORED
         return Status.COUNTED
 
     @property

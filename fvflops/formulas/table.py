@@ -99,7 +99,7 @@ class FormulaTable:
         if row is None:
             return self._cost_without_row(signature)
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
-            return OpCost(row.label, Status.FREE)
+            return OpCost(row.label, Status.ZERO_FLOP)
         try:
             return self._cost_of_parts(row, signature) or cost_of_call(
                 row, Call.of(signature, self.constants), self.multiply_add
@@ -107,7 +107,7 @@ class FormulaTable:
         except TableError:
             # Another library of that namespace, or another release of it, with a different schema.
             if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:
-                return OpCost(row.label, Status.UNKNOWN)
+                return OpCost(row.label, Status.UNSUPPORTED)
             raise
 
     def _cost_of_parts(self, row: Row, signature: Signature) -> OpCost | None:
@@ -140,7 +140,7 @@ class FormulaTable:
         label = default_label(signature.op)
         cost = count_registered(signature) if self.registered_formulas else None
         if cost is None:
-            return OpCost(label, Status.UNKNOWN)
+            return OpCost(label, Status.UNSUPPORTED)
         return OpCost.in_flops(label, Status.COUNTED, self.multiply_add, cost.macs, cost.flops)
 
     def price_function(self, name: str, signature: RegionSignature) -> OpCost | None:
@@ -151,7 +151,7 @@ class FormulaTable:
         TableError.
         """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
-        without_row = OpCost(default_label(op), Status.UNKNOWN) if self.opaque else None
+        without_row = OpCost(default_label(op), Status.UNSUPPORTED) if self.opaque else None
         row = self.rows.get(op)
         if row is None or row.kind == "decompose":
             return without_row if row is None else None

@@ -152,7 +152,7 @@ def _read_about(record: Any) -> dict[str, str]:
 def _read_modules(record: Any) -> ModuleTree:
     try:
         modules = ModuleTree.decode(record)
-        places = modules.places
+        places = modules.by_name
         if "" not in places or len(places) != len(record):
             raise ValueError("the root is missing, or a name stands twice")
         for place in places.values():

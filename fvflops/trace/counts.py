@@ -14,14 +14,14 @@ from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
 class Status(str, Enum):
     """How a table treats an op.
 
-    COUNTED has a formula, FREE is zero-FLOP, OMITTED does arithmetic that the convention ignores, and UNKNOWN is
-    unsupported: the table has no row for it. It is reported, never taken for zero.
+    COUNTED has a formula, ZERO_FLOP does no arithmetic, IGNORED does arithmetic that the convention ignores, and
+    UNSUPPORTED has no row in the table: it is reported, never counted as zero. The values are those in files.
     """
 
     COUNTED = "counted"
-    FREE = "free"
-    OMITTED = "omitted"
-    UNKNOWN = "unknown"
+    ZERO_FLOP = "free"
+    IGNORED = "omitted"
+    UNSUPPORTED = "unknown"
 
 
 class Entry(NamedTuple):
@@ -73,7 +73,7 @@ class Counts:
             return
         owner = innermost(scope)
         # A child set by setattr may have dots in its name, which separate no modules.
-        yield from (name for name in modules_above(owner) if name in self.modules.places)
+        yield from (name for name in modules_above(owner) if name in self.modules.by_name)
         yield owner
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
@@ -154,6 +154,6 @@ class Counts:
         """Return op → output elements of all calls, for the unsupported ops."""
         elements: Counter[str] = Counter()
         for entry in self.entries:
-            if entry.status is Status.UNKNOWN:
+            if entry.status is Status.UNSUPPORTED:
                 elements[entry.op] += entry.elements
         return elements

@@ -55,35 +55,35 @@ class ModuleTree:
     'fc'
     """
 
-    places: Mapping[str, ModuleInfo]
+    by_name: Mapping[str, ModuleInfo]
 
     @property
     def root(self) -> ModuleInfo:
         """The root module, named ''."""
-        return self.places[""]
+        return self.by_name[""]
 
     def modules(self) -> Iterator[ModuleInfo]:
         """Yield each module once, under its canonical name, in tree order."""
-        return (module for module in self.places.values() if module.name == module.canonical)
+        return (module for module in self.by_name.values() if module.name == module.canonical)
 
-    def including(self, outsiders: Iterable[str]) -> ModuleTree:
+    def including(self, names: Iterable[str]) -> ModuleTree:
         """Return a tree with added children of the root for owners of ops that are no modules, such as "<name>"."""
-        new = [name for name in outsiders if name not in self.places]
+        new = [name for name in names if name not in self.by_name]
         root = replace(self.root, children=(*self.root.children, *((name, name) for name in new)))
-        places = {name: ModuleInfo(name, name, "", has_forward=False) for name in new}
-        return ModuleTree({**self.places, "": root, **places})
+        pseudo_modules = {name: ModuleInfo(name, name, "", has_forward=False) for name in new}
+        return ModuleTree({**self.by_name, "": root, **pseudo_modules})
 
-    def outsiders(self) -> tuple[str, ...]:
+    def pseudo_modules(self) -> tuple[str, ...]:
         """Return the names that `including` added."""
-        return tuple(name for name in self.places if name.startswith("<"))
+        return tuple(name for name in self.by_name if name.startswith("<"))
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a module; an unknown name raises KeyError with the closest match."""
         if not isinstance(name, str):
             raise TypeError(f"a module name is a string such as 'layer1.0', not {name!r}")
-        if name in self.places:
-            return self.places[name].canonical
-        raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.places, cutoff=0)!r}")
+        if name in self.by_name:
+            return self.by_name[name].canonical
+        raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.by_name, cutoff=0)!r}")
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
@@ -118,7 +118,7 @@ class ModuleTree:
                 "attributes": {key: encode_value(value) for key, value in module.attributes.items()},
                 "children": [list(child) for child in module.children],
             }
-            for module in self.places.values()
+            for module in self.by_name.values()
         ]
 
     @staticmethod

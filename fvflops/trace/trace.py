@@ -85,7 +85,7 @@ class Trace(TraceColumns):
         rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_ROWS)]
         left = f"{_ROWS} of {len(calls):,} ops; " if len(calls) > _ROWS else ""
         broken = "" if self.complete else "; incomplete, the run raised"
-        note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.places):,} modules{broken}"
+        note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.by_name):,} modules{broken}"
         return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
 
     def to_json(self) -> str:
@@ -121,9 +121,9 @@ class Trace(TraceColumns):
             _add_calls(part.calls, calls, _intern(part.signatures, signatures), stack_indexes)
             _add_calls(part.region_calls, region_calls, _intern(region_ends, region_signatures), stack_indexes)
             active.update(stack_indexes[stack] for stack in part.active)
-        outsiders = [name for part in parts for name in part.modules.outsiders()]
+        pseudo_modules = [name for part in parts for name in part.modules.pseudo_modules()]
         return Trace(
-            modules=first.modules.including(dict.fromkeys(outsiders)),
+            modules=first.modules.including(dict.fromkeys(pseudo_modules)),
             regions=tuple(regions),
             stacks=tuple(stacks),
             signatures=tuple(signatures),
@@ -151,8 +151,8 @@ def _add_calls(
 
 
 def _classes(trace: Trace) -> dict[str, str]:
-    outsiders = trace.modules.outsiders()
-    return {name: module.class_name for name, module in trace.modules.places.items() if name not in outsiders}
+    pseudo_modules = trace.modules.pseudo_modules()
+    return {name: module.class_name for name, module in trace.modules.by_name.items() if name not in pseudo_modules}
 
 
 def check_phase(phase: str, recorded: tuple[str, ...]) -> str:

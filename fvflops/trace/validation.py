@@ -19,7 +19,7 @@ def validate(trace: TraceColumns, phases: Collection[str]) -> None:
 
     Takes linear time; checks whole columns rather than single events.
     """
-    _check_modules(trace.modules.places)
+    _check_modules(trace.modules.by_name)
     _check_regions(trace)
     _check_signatures(trace)
     for name, calls, items in (
@@ -86,7 +86,7 @@ def _check_regions(trace: TraceColumns) -> None:
     )
     _check_types("region", (region.name for region in trace.regions), str)
     for region in trace.regions:
-        if region.kind == "module" and region.name not in trace.modules.places:
+        if region.kind == "module" and region.name not in trace.modules.by_name:
             raise ValueError(f"region {_quote(region.name)} is not a module")
     _check_indexes(
         "stacks",

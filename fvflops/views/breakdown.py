@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fvflops import __version__
 from fvflops.counting.metrics import METRICS, Metric, MetricCounts
 from fvflops.counting.timing import BY_OWNER, read_times
-from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -107,7 +107,7 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
         measures=measures,
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
         unknown_elements=dict(counts.unknown_elements()),
-        unknown_places=find_unsupported_places(trace, counts),
+        unknown_places=find_unsupported_locations(trace, counts),
         about={"fvflops": __version__, **describe_run(run)},
     )
 
@@ -140,7 +140,7 @@ def _value(entry: Entry) -> int:
 
 
 def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
-    return _add_up(counts, lambda entry: entry.calls if entry.status is Status.UNKNOWN else 0, labels)
+    return _add_up(counts, lambda entry: entry.calls if entry.status is Status.UNSUPPORTED else 0, labels)
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fvflops import __version__
 from fvflops.counting.metrics import METRICS, MetricCounts
-from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.trace import PHASES, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -34,7 +34,7 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
         uncalled={heading: frozenset(find_uncalled(run.trace, run.ancestors)) for heading, run in runs.items()},
         ledger={status.value: dict(calls) for status, calls in first.counts.ledger().items()},
         unknown_elements=dict(first.counts.unknown_elements()),
-        unknown_places=find_unsupported_places(first.trace, first.counts),
+        unknown_places=find_unsupported_locations(first.trace, first.counts),
         about={"fvflops": __version__, **describe_run(first)},
     )
 

@@ -173,8 +173,8 @@ def test_compiled_models_have_the_names_of_the_model():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     for model in (torch.compile(inner, backend="eager"), nn.Sequential(torch.compile(inner, backend="eager"))):
         trace = record_call(model, (torch.ones(1, 4),), stops_at=LINEAR)
-        assert not any("_orig_mod" in name for name in trace.modules.places)
-        prefix = "0." if "0.1" in trace.modules.places else ""
+        assert not any("_orig_mod" in name for name in trace.modules.by_name)
+        prefix = "0." if "0.1" in trace.modules.by_name else ""
         assert seen(trace) == [(prefix + "0", "aten::linear"), (prefix + "1", "aten::relu")]
 
 

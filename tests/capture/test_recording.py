@@ -78,7 +78,7 @@ def test_a_recording_in_a_recording(outer_execution, inner_execution):
     both = 2 if inner_execution == "real" else 1
     assert macs_by_phase(outer) == {phase: both * macs for phase, macs in own.items()}
     assert outer.total("0") == inner.total("0") == 96
-    assert not outer.trace().modules.outsiders()
+    assert not outer.trace().modules.pseudo_modules()
 
 
 def test_a_recording_inside_the_forward_pass_of_another():
@@ -205,7 +205,7 @@ def test_two_threads_record_at_once_and_end_in_the_other_order(same):
     assert not errors
     for run in runs.values():
         assert macs_by_owner(run) == {"0": {"forward": 144, "backward": 144}, "2": {"forward": 72, "backward": 144}}
-        assert not run.trace().modules.outsiders()
+        assert not run.trace().modules.pseudo_modules()
 
 
 def test_a_recording_ends_where_it_began():

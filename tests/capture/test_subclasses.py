@@ -27,7 +27,7 @@ def count(function, *inputs, weights=()):
     """Return the analysis of a function whose every op the table knows, be it to leave it out."""
     module = function if isinstance(function, nn.Module) else Calls(function, *weights)
     analysis = FlopCountAnalysis(module, inputs)
-    assert not analysis.counts().ledger().get(Status.UNKNOWN)
+    assert not analysis.counts().ledger().get(Status.UNSUPPORTED)
     return analysis
 
 

@@ -235,7 +235,7 @@ def test_what_runs_in_autograds_own_threads_has_its_owner(execution):
         loss.backward()
     trace = run.trace()
     assert {event.thread for event in trace.events} > {0}  # torch goes to another thread at 60 passes inside another
-    assert BEFORE not in trace.modules.places
+    assert BEFORE not in trace.modules.by_name
     assert witness.disagreements(trace) == []
     # Made by no module when they ran again; there the gradients meet.
     assert witness.unreached(trace) == {("", "CheckpointFunctionBackward")}
@@ -396,7 +396,7 @@ def test_every_backward_op_of_an_adversarial_net_has_the_owner_that_its_graph_ha
         loss.backward(retain_graph=True)
         torch.autograd.grad(loss, [x])
     trace = run.trace()
-    assert not trace.modules.outsiders()
+    assert not trace.modules.pseudo_modules()
     assert witness.disagreements(trace) == []
     assert not witness.unreached(trace)
     check_sums(run)
@@ -437,7 +437,7 @@ def test_the_backward_pass_of_a_backward_pass_belongs_to_whose_backward_it_is(ex
         loss.backward()
     assert witness.disagreements(run.trace()) == []
     assert {owner for owner, _ in witness.unreached(run.trace())} == {"one", "two"}  # which write through views
-    assert not run.trace().modules.outsiders()
+    assert not run.trace().modules.pseudo_modules()
     check_sums(run)
 
 
@@ -474,7 +474,7 @@ def test_the_node_of_a_last_write_through_a_view_has_its_owner():
         gradient = torch.ones_like(y)
         y[0].mul_(2)
         y.backward(gradient)
-    assert not run.trace().modules.outsiders()
+    assert not run.trace().modules.pseudo_modules()
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)

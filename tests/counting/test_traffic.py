@@ -29,7 +29,7 @@ def moved(function, *args, execution="shapes", stops_at=STOPS):
         sorted_trace, pricer = split_by_aliasing(trace, part)
         counts = count(sorted_trace, pricer, "bytes")
         parts.append(counts.total())
-    assert not counts.ledger()[Status.UNKNOWN]
+    assert not counts.ledger()[Status.UNSUPPORTED]
     return tuple(parts)
 
 
@@ -279,7 +279,7 @@ def test_two_calls_of_one_signature_may_differ():
     sorted_trace, pricer = split_by_aliasing(trace)
     counts = count(sorted_trace, pricer, "bytes")
     assert counts.by_label() == {"reshape": 2 * 64}
-    assert counts.ledger()[Status.FREE]["aten::reshape"] == 1
+    assert counts.ledger()[Status.ZERO_FLOP]["aten::reshape"] == 1
 
 
 def test_a_weight_in_an_object_and_an_op_that_nobody_saw_are_unknown():
@@ -294,7 +294,7 @@ def test_a_weight_in_an_object_and_an_op_that_nobody_saw_are_unknown():
     unseen = Signature("mylib::scan", (), (), (), "mylib::scan(...)")
     strange = Signature("aten::relu", ("self",), (TensorSpec((2,), "float3"),), (TensorSpec((2,), "float3"),))
     assert [op_traffic(call) for call in (packed, unseen, strange)] == [None] * 3
-    assert TrafficCostModel().op_cost(unseen)[0].status is Status.UNKNOWN
+    assert TrafficCostModel().op_cost(unseen)[0].status is Status.UNSUPPORTED
 
 
 def test_storages_bound_what_is_read_only_from_above():

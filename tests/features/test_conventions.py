@@ -33,12 +33,12 @@ def test_the_same_work_under_two_names_is_no_difference():
 
 def test_what_one_leaves_out_the_other_counts_beside():
     one = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
-    two = counts(entry("linear", 10), entry("sdpa", status=Status.OMITTED), entry("gelu", flops=4, calls=3))
+    two = counts(entry("linear", 10), entry("sdpa", status=Status.IGNORED), entry("gelu", flops=4, calls=3))
     assert explain_differences(one, two, units=(1, 1)) == (
         Difference("without", -7, "sdpa", "", 2),
         Difference("beside", 4, "", "gelu", 3),
     )
-    unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNKNOWN))
+    unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNSUPPORTED))
     assert explain_differences(one, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
 
 

@@ -102,7 +102,7 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
     match = run.match()
     assert run.total() == counted.total() > 0
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
-    assert run.ledger().told_elsewhere == ()
+    assert run.ledger().attributed_to_modules == ()
     # What a call of a module comes to is its event's, functions in it included.
     timeline = build_timeline(trace, run._cost_model)
     calls = {
@@ -131,7 +131,7 @@ def test_sequence_numbers_alone_tell_whose_a_backward_op_is(name):
     alone = match_kernels(match.run, None, PRICER)
     events = match.run.events
     compared = 0
-    for place in match.places:
+    for place in match.call_of_event:
         outer = place
         while outer >= 0 and events[outer].kind != "node":
             outer = events[outer].parent
@@ -300,7 +300,7 @@ def test_a_fused_kernels_flops_are_told_of_its_module():
     match = run.match()
     names = [event.name for event in match.run.events]
     assert "aten::_transformer_encoder_layer_fwd" in names
-    assert dict(run.ledger().told_elsewhere)["aten::linear"] >= 1
+    assert dict(run.ledger().attributed_to_modules)["aten::linear"] >= 1
     (root,) = [place for place, event in enumerate(match.run.events) if event.kind == "module"]
     assert match.flops[root] == run.total() == FlopCountAnalysis(model, torch.randn(2, 5, 8)).total()
     assert "without an event" in run.key_averages().table()
@@ -457,7 +457,7 @@ def test_with_stacks_events_are_in_the_python_functions_that_made_them(tmp_path)
     match = run.match()
     sums = sums_of_steps(match)
     assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
-    assert run.ledger().told_elsewhere == () and len(match.whole_steps()) == 2
+    assert run.ledger().attributed_to_modules == () and len(match.whole_steps()) == 2
     theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
     rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
     assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)

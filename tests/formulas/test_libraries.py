@@ -570,7 +570,7 @@ def test_another_class_of_a_librarys_name_is_looked_into(name, sizes, table):
         analysis = FlopCountAnalysis(Applied(function.apply), (x, weight), table=table, execution=execution)
         multiply_add = load_table(table).multiply_add
         assert analysis.total() == multiply_add * x.numel() * 6
-        assert not analysis.counts().ledger()[Status.UNKNOWN]
+        assert not analysis.counts().ledger()[Status.UNSUPPORTED]
 
 
 def test_a_users_row_that_does_not_fit_is_an_error(tmp_path):

@@ -45,7 +45,7 @@ def test_layers_of_four_bits(bnb, kind, rows, execution, nested):
     assert first.weight.numel() == 128 * 64 // 2
     analysis = FlopCountAnalysis(model, torch.rand(rows, 128), execution=execution)
     assert analysis.total() == linear(rows, 128, 64, 32)
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     assert analysis.by_dtype() == {"float32": rows * 128 * 64, "bfloat16": rows * 64 * 32}
     assert analysis.trace().about["execution"] == execution
     assert parameter_count(model)[""] == 128 * 64 + 64 + 64 * 32
@@ -60,7 +60,7 @@ def test_layers_of_eight_bits(bnb, execution):
     ).to("cpu")
     analysis = FlopCountAnalysis(model, torch.rand(5, 128), execution=execution)
     assert analysis.total() == linear(5, 128, 64, 32)
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     assert parameter_count(model)[""] == 128 * 64 + 64 + 64 * 32 + 32
 
 
@@ -99,7 +99,7 @@ def test_quantising_is_known(bnb, kind, execution):
     analysis = FlopCountAnalysis(run, torch.rand(4, 64), table="exact", execution=execution)
     by_operator = analysis.by_operator()
     assert (by_operator["quantize_4bit"], by_operator["dequantize_4bit"]) == (5 * 256 + 4, 256)
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     assert FlopCountAnalysis(run, torch.rand(4, 64)).total() == 0
 
 
@@ -196,7 +196,7 @@ def test_weights_of_torchao(config, execution):
     analysis = FlopCountAnalysis(model, torch.rand(5, 128, dtype=torch.bfloat16), execution=execution)
     assert analysis.total() == linear(5, 128, 64, 32)
     assert analysis.by_dtype() == {AO[config]: analysis.total()}
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     assert parameter_count(model)[""] == 128 * 64 + 64 + 64 * 32 + 32
 
 
@@ -361,6 +361,6 @@ def test_a_neuron_runs_in_a_model():
     for execution in EXECUTIONS:
         analysis = FlopCountAnalysis(Net(), torch.rand(4, 2, 8), execution=execution)
         assert analysis.total() == 4 * 2 * 8 * 6
-        assert not analysis.counts().ledger()[Status.UNKNOWN]
+        assert not analysis.counts().ledger()[Status.UNSUPPORTED]
         exact = FlopCountAnalysis(Net(), torch.rand(4, 2, 8), table="exact", execution=execution)
         assert exact.by_operator()["forward"] == 4 * 2 * 6 * 5

@@ -274,4 +274,4 @@ def test_a_program_that_has_not_imported_torchs_counter_has_no_formulas(monkeypa
     assert count_registered(signature) == Cost(macs=120)
     monkeypatch.delitem(__import__("sys").modules, "torch.utils.flop_counter")
     assert count_registered(signature) is None
-    assert load_table("default").price(signature).status is Status.UNKNOWN
+    assert load_table("default").price(signature).status is Status.UNSUPPORTED

@@ -73,7 +73,7 @@ def test_stored_elements_times_columns(name, layout):
     function, columns, _ = CASES[name]
     analysis = FlopCountAnalysis(function, sparse(layout))
     assert analysis.total() == stored(layout) * columns
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
 
 
 def test_a_matrix_exponential_is_five_products():

@@ -29,7 +29,7 @@ def _deprecated() -> Iterator[None]:
 def total_of(model: nn.Module, *inputs: object) -> int:
     """Return the products of a model, whose every op is known."""
     analysis = FlopCountAnalysis(model, inputs)
-    assert not analysis.counts().ledger()[Status.UNKNOWN]
+    assert not analysis.counts().ledger()[Status.UNSUPPORTED]
     return sum(analysis.by_operator()[label] for label in PRODUCTS)
 
 

@@ -480,7 +480,7 @@ class Ignorant:
     counts_modules = False
 
     def op_cost(self, signature):
-        return (OpCost(signature.packet, Status.UNKNOWN),)
+        return (OpCost(signature.packet, Status.UNSUPPORTED),)
 
     def region_cost(self, region, module, signature):
         return None

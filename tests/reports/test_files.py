@@ -151,7 +151,7 @@ def test_the_modules_of_a_golden_add_up():
 
 
 def test_depth_counts_levels_below_the_root():
-    for depth, modules in {0: [""], 1: ["", "fc1", "head", "aux"], 2: list(NET.modules.places)}.items():
+    for depth, modules in {0: [""], 1: ["", "fc1", "head", "aux"], 2: list(NET.modules.by_name)}.items():
         rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, depth=depth))))
         assert [row["module"] for row in rows] == modules
         assert REPORTS["markdown"](NET, depth=depth).count("\n| ") == len(modules) + 1
@@ -191,7 +191,7 @@ def test_all_six_formats_of_a_saved_summary(net, by):
     latex = REPORTS["latex"](summary, by=by, depth=9)
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
     assert len({line.count(" & ") for line in latex.split("\n") if " & " in line}) == 1
-    cells = {Cell(name, "forward", "op"): 1 for name in summary.modules.places}
+    cells = {Cell(name, "forward", "op"): 1 for name in summary.modules.by_name}
     page = "".join(REPORTS["html"](Breakdown(summary.modules, {"flops": Measure("FLOPs", cells)}, summary.ledger)))
     assert page.startswith("<!doctype html>") and page.count("</script>") == 2
 
@@ -209,7 +209,12 @@ def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
 
 
 def test_the_ledger_takes_statuses_as_they_are_and_leaves_out_what_it_does_not_know():
-    calls = {Status.COUNTED: {"aten::mm": 1}, Status.OMITTED: {}, Status.UNKNOWN: {}, Status.FREE: {"aten::t": 1}}
+    calls = {
+        Status.COUNTED: {"aten::mm": 1},
+        Status.IGNORED: {},
+        Status.UNSUPPORTED: {},
+        Status.ZERO_FLOP: {"aten::t": 1},
+    }
     assert op_coverage.render(Summary(NET.modules, {}, ledger=calls)) == (
         "2 op calls: 1 counted, 1 zero-FLOP, 0 ignored by this convention, 0 unsupported."
     )

@@ -348,7 +348,7 @@ def test_what_fvcore_fails_on_is_shown():
     net = Net(a=nn.ReLU(), gone=nn.ReLU())
     net.gone = None
     modules = read_modules(net)
-    places = {**modules.places}
+    places = {**modules.by_name}
     assert tree.render(Summary(modules, {"flops": {"": 1}})) == "Net(\n  #flops: 1\n  (a): ReLU()\n  (gone): None\n)"
     del places["a"]
     looped = Summary(type(modules)(places), {"flops": {}})

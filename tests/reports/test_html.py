@@ -54,7 +54,7 @@ def test_data_hold_every_cell():
     names = [strings[name] for name in modules["name"]]
     assert names == ["", "encoder", "attn", "mlp", "head"] and modules["parent"] == [-1, 0, 1, 1, 0]
     assert [strings[name] for name in modules["class"]] == ["Net", "Block", "Attention", "Linear", "Linear"]
-    paths = list(net.modules.places)
+    paths = list(net.modules.by_name)
     cells = [
         Cell(paths[module], data["phases"][phase], data["operators"][operator])
         for module, phase, operator in zip(rows["module"], rows["phase"], rows["operator"], strict=True)
@@ -100,8 +100,8 @@ def test_breakdown_adds_up_to_the_analyses():
     }
     for key, by_module in wanted.items():
         sums = sum_by_module(found.measures[key])
-        assert {name: sums[name] for name in flops.module_tree().places} == {
-            name: by_module[name] for name in flops.module_tree().places
+        assert {name: sums[name] for name in flops.module_tree().by_name} == {
+            name: by_module[name] for name in flops.module_tree().by_name
         }
     assert found.measures["macs"].total() == flops.macs()
     assert found.measures["calls"].total() == sum(flops.trace().calls.values())

@@ -69,7 +69,7 @@ def summarise_stack(*widths: int):
 NETS_MODULES = replace(
     NET,
     columns={
-        heading: {name: count for name, count in column.items() if name in NET.modules.places}
+        heading: {name: count for name, count in column.items() if name in NET.modules.by_name}
         for heading, column in NET.columns.items()
     },
 )

@@ -46,7 +46,7 @@ class Counted:
     @property
     def unknown(self) -> frozenset[str]:
         """The ops that the table does not know."""
-        return frozenset(self.counts.ledger()[Status.UNKNOWN])
+        return frozenset(self.counts.ledger()[Status.UNSUPPORTED])
 
     def less(self, theirs: dict[str, int]) -> dict[str, int]:
         """Return by how much each of a peer's numbers is exceeded, those that are equal left out."""
@@ -59,7 +59,9 @@ def count_case(case: Case, table: FormulaTable) -> Counted:
     analysis = FlopCountAnalysis(*case, table=table)
     trace = analysis.trace()
     called = {trace.regions[signature.region] for signature in trace.region_signatures}
-    rows = {table.module_row(trace.modules.places[region.name].classes) for region in called if region.kind == "module"}
+    rows = {
+        table.module_row(trace.modules.by_name[region.name].classes) for region in called if region.kind == "module"
+    }
     by_module = {**analysis.by_module(), "": analysis.total()}
     classes = frozenset(row.name for row in rows if row is not None)
     return Counted(by_module, parameter_count(case[0])[""], classes, analysis.counts())

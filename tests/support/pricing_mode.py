@@ -29,7 +29,7 @@ class Products(TorchDispatchMode):
         self.macs += price.macs
         self.flops += price.flops
         self.activations += price.activations or 0
-        if price.status is Status.UNKNOWN:
+        if price.status is Status.UNSUPPORTED:
             self.unknown.append(func.name())
         return result
 

@@ -122,7 +122,7 @@ def _match_kernels(make: Callable[[], tuple[Any, torch.Tensor]], loss: Any) -> d
         "matched": ledger.matched,
         "no event": [list(item) for item in ledger.no_event][:10],
         "no op": [list(item) for item in ledger.no_op][:10],
-        "elsewhere": [list(item) for item in ledger.told_elsewhere][:10],
+        "elsewhere": [list(item) for item in ledger.attributed_to_modules][:10],
         "compiled": ledger.compiled,
         "FLOP/s": profile.flops_per_second(),
         "rates": rates,
@@ -150,7 +150,7 @@ def _time_ops(make: Callable[[], tuple[Any, torch.Tensor]]) -> dict[str, Any]:
             while parent >= 0:
                 inside[parent] += event.duration_ns
                 parent = events[parent].parent
-    for place, index in sorted(match.places.items()):
+    for place, index in sorted(match.call_of_event.items()):
         duration = (trace.events or ())[index].duration_ns
         if events[place].kind == "op" and duration is not None and inside[place]:
             pairs.append((events[place].name, inside[place], duration))

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, FormulaTable, load_table, parameter_count
-from fvflops.counting.unsupported_places import find_unsupported_places
-from fvflops.reports.terminal.op_coverage import format_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.trace import Status
 from sweeping.case import Case, Library
 from sweeping.result import Result
@@ -110,19 +110,19 @@ def count_case(name: str, case: Case, table: FormulaTable, execution: str = "aut
     trace = flops.trace()
     activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     ledger = flops.counts().ledger()
-    places = find_unsupported_places(trace, flops.counts())
+    places = find_unsupported_locations(trace, flops.counts())
     return Result(
         model=name,
         params=parameter_count(case.model)[""],
         flops=total,
         activations=activations.total(),
         counted=ledger[Status.COUNTED].total(),
-        free=ledger[Status.FREE].total(),
-        omitted=ledger[Status.OMITTED].total(),
-        unknown_ops="; ".join(f"{op} {calls}" for op, calls in sorted(ledger[Status.UNKNOWN].items())),
+        free=ledger[Status.ZERO_FLOP].total(),
+        omitted=ledger[Status.IGNORED].total(),
+        unknown_ops="; ".join(f"{op} {calls}" for op, calls in sorted(ledger[Status.UNSUPPORTED].items())),
         unseen="; ".join(
-            f"{op} {calls} in {format_places(places[op])}"
-            for op, calls in sorted(ledger[Status.UNKNOWN].items())
+            f"{op} {calls} in {format_locations(places[op])}"
+            for op, calls in sorted(ledger[Status.UNSUPPORTED].items())
             if op.startswith(_UNSEEN)
         ),
         execution=trace.about["execution"],

@@ -35,7 +35,7 @@ _STARTS = {
 
 def name_ranges(model_index: ModelIndex) -> dict[str, str]:
     """Return the text of the range of each module, by the module's name."""
-    return {name: _name_range(name, model_index.tree.places[name].class_name) for name in model_index.names.values()}
+    return {name: _name_range(name, model_index.tree.by_name[name].class_name) for name in model_index.names.values()}
 
 
 def _name_range(name: str, class_name: str) -> str:
@@ -188,7 +188,7 @@ def _read(event: Any, parent: int, modules: Mapping[str, str], allocated: _Alloc
     return KernelEvent(
         name=event.key,
         kind=kind,
-        place=event.id,
+        event_id=event.id,
         parent=parent,
         start_ns=start,
         duration_ns=end - start,

@@ -512,9 +512,9 @@ class Recorder(ThreadState):
             events = list(events) if self.probe is None else self.probe.resolve(events)
         calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
-        outsiders = self._outsiders({*self._active, *(stack for _, stack, _ in region_calls)})
+        pseudo_modules = self._pseudo_modules({*self._active, *(stack for _, stack, _ in region_calls)})
         return Trace(
-            modules=modules.including(outsiders) if outsiders else modules,
+            modules=modules.including(pseudo_modules) if pseudo_modules else modules,
             regions=tuple(self._regions),
             stacks=tuple(self._paths),
             signatures=tuple(self._signatures),
@@ -533,7 +533,7 @@ class Recorder(ThreadState):
             lines=() if self._located is None else tuple(self._located.lines),
         )
 
-    def _outsiders(self, stacks: Collection[int]) -> list[str]:
+    def _pseudo_modules(self, stacks: Collection[int]) -> list[str]:
         """Return the owners outside the model (BEFORE, OUTSIDE) that occur in these stacks."""
         owners = {Region("module", name): name for name in (BEFORE, OUTSIDE)}
         numbers = {self._regions[region]: name for region, name in owners.items() if region in self._regions}

@@ -16,13 +16,13 @@ from fvflops.cli.exports import check_exports
 from fvflops.cli.models import load_model, with_input_hint
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
-from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import load_table
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.terminal.op_coverage import format_places
+from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import read_breakdown
@@ -125,10 +125,10 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
 
 
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
-    unknown = flops.counts().ledger()[Status.UNKNOWN]
+    unknown = flops.counts().ledger()[Status.UNSUPPORTED]
     if unknown:
-        places = find_unsupported_places(flops.trace(), flops.counts())
-        listed = ", ".join(f"{op} ×{times} (in {format_places(places[op])})" for op, times in unknown.most_common())
+        places = find_unsupported_locations(flops.trace(), flops.counts())
+        listed = ", ".join(f"{op} ×{times} (in {format_locations(places[op])})" for op, times in unknown.most_common())
         raise ValueError(f"table {table!r} has no formula for {listed} (--strict)")
 
 

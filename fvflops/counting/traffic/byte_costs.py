@@ -55,10 +55,10 @@ class TrafficCostModel:
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
-            return (OpCost(label, Status.UNKNOWN),)
+            return (OpCost(label, Status.UNSUPPORTED),)
         read, written = traffic
         value = {"moved": read + written, "read": read, "written": written}[self._part]
-        return (OpCost(label, Status.COUNTED if read + written else Status.FREE, value),)
+        return (OpCost(label, Status.COUNTED if read + written else Status.ZERO_FLOP, value),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return None: count the ops in it."""

@@ -51,7 +51,7 @@ def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = ""
         tuple(CheckResult(limit, values[figure]) for figure, limit in budget.limits.items()),
         _compare(budget.modules, noted["modules"]),
         _compare(budget.operators, noted["operators"]),
-        dict(analysis.counts().ledger()[Status.UNKNOWN]),
+        dict(analysis.counts().ledger()[Status.UNSUPPORTED]),
     )
 
 
@@ -106,5 +106,5 @@ def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Regre
 # Figures that are no metric.
 _OTHERS: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
     "memory": lambda analysis: predict_memory(analysis).peak,
-    "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNKNOWN]),
+    "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNSUPPORTED]),
 }

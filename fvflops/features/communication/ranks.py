@@ -61,7 +61,7 @@ class Ranks:
 
         A table with a row for an op that the Traces have decomposed raises TraceError.
         """
-        with_module = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.places}
+        with_module = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.by_name}
         if not with_module:
             next(iter(self.traces.values())).modules.canonical(module_name)
         return ByRank(

@@ -65,5 +65,5 @@ def compare(
 
 def _convention_total(table: FormulaTable, counts: Counts) -> ConventionTotal:
     macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
-    unknown = tuple(counts.ledger()[Status.UNKNOWN])
+    unknown = tuple(counts.ledger()[Status.UNSUPPORTED])
     return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unknown)

@@ -28,7 +28,7 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
         for pair, value, times in _match(one.get(scope, {}), two.get(scope, {})):
             values[pair] += value
             calls[pair] += times
-    unknown = {entry.label for entry in second.entries if entry.status is Status.UNKNOWN}
+    unknown = {entry.label for entry in second.entries if entry.status is Status.UNSUPPORTED}
     reasons = [Difference("unit", (now - was) * macs)] if now != was and macs else []
     for (left, right), value in values.items():
         if value:

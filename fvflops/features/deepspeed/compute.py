@@ -49,7 +49,7 @@ def read_profile(
             macs[owner] += entry.macs
             flops[owner] += entry.value
     profile = ModelProfile(
-        _drop_outsiders(trace.modules),
+        _drop_pseudo_modules(trace.modules),
         macs,
         flops,
         {name: duration for name, duration in durations.items() if name not in ignored_names},
@@ -100,8 +100,8 @@ def _read_batches(trace: Trace) -> tuple[int, ...]:
     return tuple(batches) if len(batches) == len(sizes) else ()
 
 
-def _drop_outsiders(modules: ModuleTree) -> ModuleTree:
-    outsiders = modules.outsiders()
-    places = {name: module for name, module in modules.places.items() if name not in outsiders}
-    children = tuple(child for child in modules.root.children if child[1] not in outsiders)
+def _drop_pseudo_modules(modules: ModuleTree) -> ModuleTree:
+    pseudo_modules = modules.pseudo_modules()
+    places = {name: module for name, module in modules.by_name.items() if name not in pseudo_modules}
+    children = tuple(child for child in modules.root.children if child[1] not in pseudo_modules)
     return ModuleTree({**places, "": replace(modules.root, children=children)})

@@ -65,7 +65,7 @@ class ModelProfile:
         A module with several paths has its cost at each, and counts once in a module that contains it more than once;
         so does a tied parameter. The time of a module that was never called is the sum over its submodules.
         """
-        places = self.modules.places
+        places = self.modules.by_name
         inside: dict[str, dict[str, None]] = {name: {} for name in places}
         elements: dict[str, dict[int, int]] = {name: {} for name in places}
         for module in places.values():
@@ -105,7 +105,7 @@ def children_of(module: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
     """Return the direct submodules of a module, each once."""
     found: dict[str, ModuleInfo] = {}
     for _, path in module.children:
-        child = modules.places.get(path) if path is not None else None
+        child = modules.by_name.get(path) if path is not None else None
         if child is not None:
             found.setdefault(child.canonical, child)
     return list(found.values())

@@ -21,7 +21,7 @@ _NOTHING = Figures()
 _Labels = Mapping[str, Figures]
 
 # From the most to the least certain.
-_ORDER = tuple(status.value for status in (Status.COUNTED, Status.FREE, Status.OMITTED, Status.UNKNOWN))
+_ORDER = tuple(status.value for status in (Status.COUNTED, Status.ZERO_FLOP, Status.IGNORED, Status.UNSUPPORTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _gather(run: CountedRun) -> dict[str, dict[str, Figures]]:
         labels[label] = labels.get(label, _NOTHING).plus(figures)
 
     for entry in run.flops.entries:
-        if entry.value or entry.status is not Status.FREE:
+        if entry.value or entry.status is not Status.ZERO_FLOP:
             add(entry.scope, entry.label, Figures(entry.value, entry.macs, calls=entry.calls))
     for entry in run.activations.entries:
         if entry.value:
@@ -94,7 +94,7 @@ def _parameters(tree: ModuleTree) -> dict[str, int]:
     sums: dict[str, int] = {}
     for parameter in tree.parameters():
         owner = parameter.name.rpartition(".")[0]
-        owner = owner if owner in tree.places else ""
+        owner = owner if owner in tree.by_name else ""
         sums[owner] = sums.get(owner, 0) + parameter.spec.numel
     return sums
 
@@ -114,7 +114,7 @@ def _change(
         mine = {} if name is None else done.get(name, {})
         labels.append(mine)
         figures.append(sum_figures(mine.values())._replace(parameters=0 if name is None else parameters.get(name, 0)))
-        classes.append("" if name is None else tree.places[name].class_name)
+        classes.append("" if name is None else tree.by_name[name].class_name)
     return ModuleChange(
         *names,
         classes[0],
@@ -163,4 +163,4 @@ def _statuses(*runs: CountedRun) -> dict[str, str]:
 
 
 def _side(run: CountedRun) -> Side:
-    return Side(run.name, run.inputs, dict(run.flops.ledger()[Status.UNKNOWN]), run.notes)
+    return Side(run.name, run.inputs, dict(run.flops.ledger()[Status.UNSUPPORTED]), run.notes)

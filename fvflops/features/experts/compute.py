@@ -310,7 +310,7 @@ class _RoutingWalk:
 
     def _forward_owner(self, name: str) -> str | None:
         """Return the nearest module above a parameter that has a forward: a container of packed weights has none."""
-        places, above = self._trace.modules.places, reversed(modules_above(name))
+        places, above = self._trace.modules.by_name, reversed(modules_above(name))
         return next((path for path in above if path in places and places[path].has_forward), None)
 
     def _leading_size(self, name: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
     for module in tree.modules():
         candidates: defaultdict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = defaultdict(list)
         for _, path in module.children:
-            child = tree.places.get(path) if path is not None else None
+            child = tree.by_name.get(path) if path is not None else None
             if child is not None and child.name == child.canonical and child.name in shapes:
                 candidates[child.class_name, tuple(shapes[child.name])].append(child.name)
         yield from (names for names in candidates.values() if len(names) > 1)

@@ -285,10 +285,9 @@ class KernelProfile:
                 f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are attributed to "
                 "their module: fused kernels have no FLOPs"
             )
-        elif ledger.told_elsewhere:
-            lines.append(
-                f"ops without an event, whose FLOPs are attributed to their module: {_list(ledger.told_elsewhere)}"
-            )
+        elif ledger.attributed_to_modules:
+            ops = _list(ledger.attributed_to_modules)
+            lines.append(f"ops without an event, whose FLOPs are attributed to their module: {ops}")
         unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
         if unknown:
             lines.append(f"events without FLOPs, since no counted op matches them: {_list(unknown)}")
@@ -501,7 +500,7 @@ class _EventArgs:
         self._match = match
         events = match.run.events
         self._event_indexes = {
-            event.place: event_index for event_index, event in enumerate(events) if event.kind != "device"
+            event.event_id: event_index for event_index, event in enumerate(events) if event.kind != "device"
         }
 
     def of(self, category: str, name: str, number: int) -> dict[str, Any]:

@@ -31,9 +31,9 @@ class KernelMatch:
     """A torch.profiler run with the module, the phase and the FLOPs of each event.
 
     `modules` and `phases` are those of each event, and `steps` the number of its step, -1 outside all steps.
-    `self_flops` are those of an event itself, `flops` include nested events; None is unknown. `places` maps an event's
-    index to that of an event of the Trace: an op, or the end of a module call. `total` is the FLOPs of one step, None
-    without a Trace.
+    `self_flops` are those of an event itself, `flops` include nested events; None is unknown. `call_of_event` maps an
+    event's index to that of an event of the Trace: an op, or the end of a module call. `total` is the FLOPs of one
+    step, None without a Trace.
     """
 
     run: KernelRun
@@ -42,7 +42,7 @@ class KernelMatch:
     steps: tuple[int, ...]
     self_flops: tuple[int | None, ...]
     flops: tuple[int | None, ...]
-    places: Mapping[int, int]
+    call_of_event: Mapping[int, int]
     ledger: KernelLedger
     trace: Trace | None = None
     total: int | None = None
@@ -76,7 +76,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) ->
     walk = _Walk(run, children, calls)
     for number in sorted({step for step in steps if step >= 0}) if calls is not None else ():
         walk.match_step(_list_roots(run, children, steps, number))
-    modules, phases = _find_owners(run, walk.places, trace)
+    modules, phases = _find_owners(run, walk.call_of_event, trace)
     self_flops = tuple([walk.flops.get(event_index) for event_index in range(len(run.events))])
     return KernelMatch(
         run=run,
@@ -85,7 +85,7 @@ def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) ->
         steps=steps,
         self_flops=self_flops,
         flops=_sum_up(run, self_flops),
-        places=walk.places,
+        call_of_event=walk.call_of_event,
         ledger=walk.ledger(),
         trace=trace,
         total=None if calls is None else calls.total(),
@@ -107,7 +107,7 @@ def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "me
         begins.setdefault(match.steps[event_index], event.start_ns)
     whole = set(match.whole_steps())
     rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
-    for event_index, index in match.places.items():
+    for event_index, index in match.call_of_event.items():
         step = match.steps[event_index]
         if step in whole:
             rows[index].append(_measure(match.run.events[event_index], begins[step]))
@@ -239,7 +239,7 @@ def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
 
 
 def _sum(costs: Sequence[OpCost]) -> int | None:
-    known = [int(cost.value) for cost in costs if cost.status is not Status.UNKNOWN]
+    known = [int(cost.value) for cost in costs if cost.status is not Status.UNSUPPORTED]
     return sum(known) if known else None
 
 
@@ -250,7 +250,7 @@ class _Walk:
         self._events = run.events
         self._children = children
         self._calls = calls
-        self.places: dict[int, int] = {}
+        self.call_of_event: dict[int, int] = {}
         self.flops: dict[int, int | None] = {}
         self._no_event: Counter[str] = Counter()
         self._counted_by_module: Counter[str] = Counter()
@@ -271,7 +271,7 @@ class _Walk:
         return KernelLedger(
             matched=len(self._ops),
             no_event=tuple(self._no_event.most_common()),
-            told_elsewhere=tuple(self._counted_by_module.most_common()),
+            attributed_to_modules=tuple(self._counted_by_module.most_common()),
             no_op=tuple(lone.most_common()),
             compiled=self._compiled,
         )
@@ -294,7 +294,7 @@ class _Walk:
                 self._counted_by_module.update([op.name for op in one.ops() if op.flops != 0])
                 continue
             if one.index is not None:
-                self.places[event_index] = one.index
+                self.call_of_event[event_index] = one.index
             if one.kind == "op":
                 self.flops[event_index] = one.flops
                 self._ops.add(event_index)
@@ -303,9 +303,9 @@ class _Walk:
         if frame is not None:
             self.flops[frame] = rest
 
-    def _list(self, places: Sequence[int], listed: list[int], ends: list[int]) -> None:
+    def _list(self, event_indexes: Sequence[int], listed: list[int], ends: list[int]) -> None:
         """List the events that can be ops or modules, each before its nested ones, and where those end."""
-        for event_index in places:
+        for event_index in event_indexes:
             event = self._events[event_index]
             if event.kind == "compiled":
                 self._compiled += self._count_ops(event_index)
@@ -328,10 +328,10 @@ class _Walk:
         event = self._events[event_index]
         return event.kind, event.module if event.kind == "module" else event.name
 
-    def _list_lone(self, places: Sequence[int], lone: Counter[str]) -> bool:
+    def _list_lone(self, event_indexes: Sequence[int], lone: Counter[str]) -> bool:
         """Count the outermost op events with no matched op in or under them; return whether any op was matched."""
         any_matched = False
-        for event_index in places:
+        for event_index in event_indexes:
             event = self._events[event_index]
             if event_index in self._ops:
                 any_matched = True
@@ -439,7 +439,7 @@ def _take_most(names: _Names, ends: Sequence[int], wanted: _Names) -> list[tuple
 
 
 def _find_owners(
-    run: KernelRun, places: Mapping[int, int], trace: Trace | None
+    run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the module and the phase of each event.
 
@@ -447,7 +447,7 @@ def _find_owners(
     module call belongs to that module, and an autograd node to the module of the last forward op with the node's
     sequence number; gradient accumulation has no sequence number and belongs to the node before it.
     """
-    located = _locate_ops(run, places, trace)
+    located = _locate_ops(run, call_of_event, trace)
     nodes = _locate_nodes(run, located)
     modules: list[str] = []
     phases: list[str] = []
@@ -476,13 +476,13 @@ def _find_owners(
     return tuple(modules), tuple(phases)
 
 
-def _locate_ops(run: KernelRun, places: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
+def _locate_ops(run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
     """Return the module and the phase of the events matched with an op of the Trace."""
     if trace is None or trace.events is None:
         return {}
     scopes = trace.scopes()
     located = {}
-    for event_index, index in places.items():
+    for event_index, index in call_of_event.items():
         if run.events[event_index].kind == "op":
             called = trace.events[index]
             scope = scopes[called.stack]

@@ -315,7 +315,7 @@ class _Lifetimes:
                 self._ends[first] = index
 
     def _is_linear(self, stack: int) -> bool:
-        place = self._trace.modules.places.get(_owner(self._trace, stack))
+        place = self._trace.modules.by_name.get(_owner(self._trace, stack))
         return place is not None and _LINEAR in place.classes
 
     def _in_later_step(self, block: Block) -> list[Block]:

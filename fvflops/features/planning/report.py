@@ -49,7 +49,7 @@ def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Ta
 
 
 def _list_unsupported(flops: FlopCountAnalysis) -> list[str]:
-    unsupported = flops.counts().ledger()[Status.UNKNOWN]
+    unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
     return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."] if unsupported else []
 
 
@@ -68,7 +68,7 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "macs": flops.macs(),
         "flops": flops.total(),
         "flops_by_phase": {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()},
-        "unknown_ops": dict(flops.counts().ledger()[Status.UNKNOWN]),
+        "unknown_ops": dict(flops.counts().ledger()[Status.UNSUPPORTED]),
         "communication": [
             {**route._asdict(), **volume._asdict()} for route, volume in communication.by_route().items()
         ],

@@ -43,7 +43,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     walk.run()
     tables = _Both(walk)
     for entry in counts.entries:
-        unknown = entry.calls if entry.status is Status.UNKNOWN else 0
+        unknown = entry.calls if entry.status is Status.UNSUPPORTED else 0
         tables.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
     unmoved = _add_bytes(trace, tables, walk)
     if roofline is not None:
@@ -56,7 +56,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
         columns,
         outside_ns=walk.outside_ns,
         peaks="" if roofline is None else roofline.device,
-        unknown=dict(counts.ledger()[Status.UNKNOWN]),
+        unknown=dict(counts.ledger()[Status.UNSUPPORTED]),
         unmoved=dict(unmoved),
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,

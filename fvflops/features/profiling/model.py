@@ -127,7 +127,7 @@ class Profile:
 
         A phase that was not recorded raises TraceError.
         """
-        return self._lines(self.by_module, phase, self.modules.places)
+        return self._lines(self.by_module, phase, self.modules.by_name)
 
     def operator_lines(self, phase: str | None = None) -> dict[str, ProfileRow]:
         """Return op → row in one phase or in all; a phase that was not recorded raises TraceError."""

@@ -73,8 +73,8 @@ def roofline(
         chosen.name,
         trace.modules,
         entries,
-        unknown=counts.ledger()[Status.UNKNOWN],
-        unmoved=count(trace, traffic_model, "bytes").ledger()[Status.UNKNOWN],
+        unknown=counts.ledger()[Status.UNSUPPORTED],
+        unmoved=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
         without_peak=clock.without_peak,
     )
 

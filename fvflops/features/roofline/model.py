@@ -106,7 +106,7 @@ class Roofline:
         for entry in self.entries:
             for name in counts.of_scope(entry.scope, ancestors):
                 loads.setdefault(name, []).append(entry.load)
-        return {name: sum_loads(loads[name]) for name in self.modules.places if name in loads}
+        return {name: sum_loads(loads[name]) for name in self.modules.by_name if name in loads}
 
     def by_operator(self) -> dict[str, Load]:
         """Return operator label → load, the longest time first."""

@@ -113,7 +113,7 @@ def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
         owner = innermost(entry.scope).split(".")
         loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
     holders = {above for name in loads for above in modules_above(name)}
-    places = roofline.modules.places
+    places = roofline.modules.by_name
     return [
         (
             (name or "model") + (" itself" if name in holders else ""),

@@ -272,7 +272,7 @@ def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:
     """Return a run's counts in a metric, in all and by module and operator."""
     counts = MetricCounts(trace, table)[metric]
     modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
-    return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNKNOWN])
+    return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNSUPPORTED])
 
 
 def _say_refused(names: Sequence[str], sizes: Sizes, error: Exception) -> str:

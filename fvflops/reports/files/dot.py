@@ -90,7 +90,7 @@ def _make_nodes(calls: Sequence[OpCall], modules: ModuleTree, depth: int | None)
         run = list(group)
         above = tuple(modules_above(name)[1:])
         if alone is None:
-            yield _Node(number, name, modules.places[name].class_name, above, run)
+            yield _Node(number, name, modules.by_name[name].class_name, above, run)
         else:
             yield _Node(number, run[0].op.removeprefix("aten::"), "", (*above, name) if name else (), run)
 
@@ -100,7 +100,7 @@ def _place(call: OpCall, modules: ModuleTree, depth: int | None) -> tuple[str, i
     parts = call.module.split(".") if call.module else []
     if depth is not None and len(parts) >= depth:
         return ".".join(parts[:depth]), None
-    return call.module, call.number if modules.places[call.module].children else None
+    return call.module, call.number if modules.by_name[call.module].children else None
 
 
 def _write(top: _Cluster, modules: ModuleTree, whole: int, most: int) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _write(top: _Cluster, modules: ModuleTree, whole: int, most: int) -> Iterato
             label = "\\n".join(map(_escape, _describe(node, whole)))
             yield f'  n{node.number} [label="{label}" fillcolor="{colour}"]'
         for name, inner in reversed(cluster.inner.items()):
-            title = f"{_shorten(name)} ({_shorten(modules.places[name].class_name)})"
+            title = f"{_shorten(name)} ({_shorten(modules.by_name[name].class_name)})"
             label = f"{_escape(title)}\\n{_count(inner.flops, whole)}"
             boxes += 1  # what Graphviz draws as a box is named so
             waiting += ["  }", inner, f'  subgraph cluster_{boxes} {{ label="{label}"']

@@ -38,9 +38,9 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
         "id": root,
         "nodes": [_node(call, shown) for call in seen],
         "groupNodeAttributes": {
-            _namespace(name): {"class": printable(modules.places[name].class_name), "FLOPs": format_short(total)}
+            _namespace(name): {"class": printable(modules.by_name[name].class_name), "FLOPs": format_short(total)}
             for name, total in flops.items()
-            if name in modules.places
+            if name in modules.by_name
         },
     }
     return json.dumps({"label": root, "graphs": [record]}, separators=(",", ":"))

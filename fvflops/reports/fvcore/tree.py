@@ -79,7 +79,7 @@ def draw_tree(
         waiting.append(blanks + ")")
         for attribute, path in reversed(children):
             key = f"{blanks}  ({printable_short(attribute)}): "
-            child = modules.places.get(path) if path is not None else None
+            child = modules.by_name.get(path) if path is not None else None
             if child is not None:
                 waiting.append((child, level + 1, key))
             else:

@@ -91,19 +91,19 @@ class _Layout:
 
     def __init__(self, breakdown: Breakdown, measure: Measure) -> None:
         self.measure = measure
-        self.places: dict[str, ModuleInfo] = {place.name: place for place in breakdown.modules.modules()}
+        self.by_name: dict[str, ModuleInfo] = {place.name: place for place in breakdown.modules.modules()}
         self.total = sum_measures(measure.values)
         self.unknown = sum_measures(measure.unknown)
         self.children: dict[str, list[str]] = {}
         self._own: Counter[str] = Counter()
         for cell, value in measure.values.items():
             self._own[cell.module] += value
-        for name in self.places:
+        for name in self.by_name:
             if name:
                 self.children.setdefault(self._parent(name), []).append(name)
 
     def _parent(self, name: str) -> str:
-        return next((above for above in reversed(modules_above(name)) if above in self.places), "")
+        return next((above for above in reversed(modules_above(name)) if above in self.by_name), "")
 
     def boxes(self, depth: int) -> Iterator[Box]:
         """Yield the boxes, a module before those in it."""
@@ -140,7 +140,7 @@ class _Layout:
             yield Box(parent.module, "own", level, at, own)
 
     def class_of(self, name: str) -> str:
-        return self.places[name].class_name
+        return self.by_name[name].class_name
 
     def rank_classes(self, boxes: list[Box]) -> list[str]:
         """Return the classes of the modules drawn below the root, those with most first."""

@@ -28,7 +28,7 @@ def collapse(summary: Summary) -> Summary:
     kinds = _find_kinds(summary)
     runs: dict[str, Sequence[str]] = {}
     gone: set[str] = set()
-    for place in summary.modules.places.values():
+    for place in summary.modules.by_name.values():
         above = place.name.rpartition(".")[0] if place.name else None
         if above in gone or place.name in gone:
             gone.add(place.name)
@@ -67,7 +67,7 @@ def _find_kinds(summary: Summary) -> dict[str, int]:
     kinds: dict[str, int] = {}
     known: dict[Hashable, int] = {}
     # The tree lists parents first: reversed, children get their number before their parents.
-    for place in reversed(list(summary.modules.places.values())):
+    for place in reversed(list(summary.modules.by_name.values())):
         counts = tuple(column.get(place.name, 0) for column in summary.columns.values())
         labels = tuple(frozenset(table.get(place.name, {}).items()) for table in summary.by_both.values())
         uncalled = tuple(place.name in names for names in summary.uncalled.values())
@@ -82,7 +82,7 @@ def _find_runs(modules: ModuleTree, place: ModuleInfo, kinds: Mapping[str, int])
     run: list[str] = []
     last: tuple[str, int, int] | None = None  # what the name begins with, its number, the kind
     for attribute, path in place.children:
-        child = modules.places.get(path) if path is not None else None
+        child = modules.by_name.get(path) if path is not None else None
         found = _NUMBERED.fullmatch(attribute)
         if child is None or found is None or child.name != child.canonical:
             current = None
@@ -118,7 +118,7 @@ def _drop(modules: ModuleTree, gone: set[str]) -> ModuleTree:
     return ModuleTree(
         {
             name: replace(place, children=tuple(child for child in place.children if child[1] not in gone))
-            for name, place in modules.places.items()
+            for name, place in modules.by_name.items()
             if name not in gone
         }
     )

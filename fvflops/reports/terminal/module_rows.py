@@ -46,7 +46,7 @@ def list_lines(
         return _list_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
     lines = _list_lines(summary, _prepare(summary, False), depth)
     return rank(
-        [line._replace(level=0, above="") for line in lines if line.name in summary.modules.places],
+        [line._replace(level=0, above="") for line in lines if line.name in summary.modules.by_name],
         list(summary.columns),
         count=lambda line, heading: count_line(summary, line, heading),
         name=lambda line: line.name,

@@ -107,14 +107,14 @@ def _measure(summary: Summary, op: str, calls: int, escape: Callable[[str], str]
         text += ", " + format_quantity(summary.unknown_elements[op], "output element")
     places = summary.unknown_places.get(op)
     if places:
-        text += f"; in {format_places(places, escape=escape)}"
+        text += f"; in {format_locations(places, escape=escape)}"
     return text
 
 
-def format_places(places: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
+def format_locations(places: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
     """Return the first of some places, and how many more there are.
 
-    >>> print(format_places(["'scan' at net.py:42", "'head'"]))
+    >>> print(format_locations(["'scan' at net.py:42", "'head'"]))
     'scan' at net.py:42 and 1 more place
     """
     first, *more = places

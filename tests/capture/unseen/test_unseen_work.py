@@ -12,7 +12,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, Trace, record
 from fvflops.analysis import summarise
 from fvflops.cli import main
-from fvflops.counting.unsupported_places import find_unsupported_places
+from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 
@@ -44,7 +44,7 @@ def test_unseen_work_is_reported_with_its_module_and_line(kind, execution):
     assert analysis.total() == LINEAR
     assert unseen(analysis) == {op: 1}
     trace = analysis.trace()
-    (place,) = find_unsupported_places(trace, analysis.counts())[op]
+    (place,) = find_unsupported_locations(trace, analysis.counts())[op]
     module, _, line = place.partition(" at ")
     assert module == "'scan'"
     path, _, number = line.partition(":")
@@ -120,7 +120,7 @@ def test_each_time_that_it_runs_counts():
     model = nn.Sequential(*(Net(KINDS["from_numpy"].compute) for _ in range(3)))
     analysis = analyse(model)
     assert unseen(analysis) == {"unseen::from_numpy": 3}
-    places = find_unsupported_places(analysis.trace(), analysis.counts())["unseen::from_numpy"]
+    places = find_unsupported_locations(analysis.trace(), analysis.counts())["unseen::from_numpy"]
     assert [place.partition(" at ")[0] for place in places] == ["'0.scan'", "'1.scan'", "'2.scan'"]
 
 

@@ -95,7 +95,7 @@ def _compare_forward(network: Network) -> Iterator[str]:
     unknown = {
         entry.op
         for entry in FlopCountAnalysis.from_trace(ways["shapes"]).counts().entries
-        if entry.status == Status.UNKNOWN
+        if entry.status == Status.UNSUPPORTED
     }
     if unknown:
         yield f"forward: the cost of {sorted(unknown)} is unknown"

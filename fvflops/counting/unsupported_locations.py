@@ -8,12 +8,12 @@ from fvflops.counting.count import name_region
 from fvflops.trace import Counts, Status, Trace
 
 
-def find_unsupported_places(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
+def find_unsupported_locations(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
     """Return op → location → calls for the unsupported ops; a location is such as "'encoder.scan' at net.py:42".
 
     The line is known for calls that bypass the dispatcher. The root module is named by its class.
     """
-    unknown = counts.ledger()[Status.UNKNOWN]
+    unknown = counts.ledger()[Status.UNSUPPORTED]
     if not unknown:
         return {}
     scopes = trace.scopes()
