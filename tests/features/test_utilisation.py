@@ -1,14 +1,26 @@
 """The utilisation: published figures from their published inputs, what it must obey, and what it refuses."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, FlopCountAnalysis, StopsAt, UtilisationError, hfu, mfu, record_call
+from fvflops import (
+    Device,
+    FlopCountAnalysis,
+    StopsAt,
+    TrainingStepAnalysis,
+    UtilisationError,
+    hfu,
+    mfu,
+    record_call,
+)
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 
 T, P = 10**12, 10**15
@@ -128,16 +140,72 @@ def test_counts_are_macs_twice_and_flops_in_their_dtypes():
     assert hfu(work, 1, device=CHIP) == mfu(work, 1, device=CHIP)
 
 
-def test_hfu_is_mfu_and_what_was_recomputed():
-    phases = [
-        entry("bf16", macs=5 * T),
-        entry("bf16", macs=10 * T, phase="backward"),
-        entry("bf16", T, phase="optimizer"),
-    ]
+def test_mfu_leaves_out_what_is_recomputed_and_the_optimizer():
+    phases = [entry("bf16", macs=5 * T), entry("bf16", macs=10 * T, phase="backward")]
+    assert mfu(counts(*phases), 1, device=CHIP) == hfu(counts(*phases), 1, device=CHIP) == 0.3
     again = entry("bf16", macs=5 * T, phase="recompute")
-    assert mfu(counts(*phases), 1, device=CHIP) == hfu(counts(*phases), 1, device=CHIP) == 0.32
-    assert mfu(counts(*phases, again), 1, device=CHIP) == 0.32
-    assert hfu(counts(*phases, again), 1, device=CHIP) == 0.42
+    update = entry("bf16", macs=T, phase="optimizer")
+    assert mfu(counts(*phases, again, update), 1, device=CHIP) == 0.3
+    assert hfu(counts(*phases, again, update), 1, device=CHIP) == 0.42
+    fused = entry("bf16", macs=10 * T, phase="backward")._replace(recomputed=2 * T)
+    assert mfu(counts(fused), 1, device=CHIP) == 0.16 and hfu(counts(fused), 1, device=CHIP) == 0.2
+
+
+class Attention(nn.Module):
+    """Attention of four heads, by torch's function or by its three steps."""
+
+    def __init__(self, eager):
+        super().__init__()
+        self.eager = eager
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x):
+        query, key, value = self.project(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        if self.eager:
+            return (torch.softmax(query @ key.transpose(-1, -2) / 4, -1) @ value).sum()
+        return functional.scaled_dot_product_attention(query, key, value).sum()
+
+
+def count_attention_step(backend, device, eager=False):
+    x = torch.ones(2, 32, 64, dtype=torch.bfloat16, requires_grad=True)
+    with sdpa_kernel(backend):
+        step = TrainingStepAnalysis(Attention(eager).bfloat16(), x, device=device)
+        step.trace()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        (SDPBackend.MATH, "cpu"),
+        (SDPBackend.FLASH_ATTENTION, "cpu"),
+        (SDPBackend.MATH, "cuda"),
+        (SDPBackend.FLASH_ATTENTION, "cuda"),
+        (SDPBackend.EFFICIENT_ATTENTION, "cuda"),
+        (SDPBackend.CUDNN_ATTENTION, "cuda"),
+    ],
+)
+def test_mfu_is_the_same_for_every_kernel_of_attention(backend, device):
+    step, eager = count_attention_step(backend, device), count_attention_step(SDPBackend.MATH, "cpu", eager=True)
+    # A linear layer of 64 x 192 on 64 tokens, and two products of 32 x 32 x 16 in each of 8 heads: three times each.
+    macs = 3 * (64 * 64 * 192 + 2 * 8 * 32 * 32 * 16)
+    assert eager.macs() == macs
+    # The kernel "math" computes in float32: `dtype` is the one whose peak a training is compared with.
+    expected = 2 * macs / (100 * T)
+    assert mfu(step, 1, device=CHIP, dtype="bf16") == mfu(eager, 1, device=CHIP, dtype="bf16") == expected
+    fused = backend is not SDPBackend.MATH
+    assert step.macs() == macs + fused * 8 * 32 * 32 * 16  # the scores again
+    assert hfu(step, 1, device=CHIP, dtype="bf16") == 2 * step.macs() / (100 * T)
+
+
+def test_the_products_of_an_optimizer_are_no_work_of_the_model():
+    model = nn.Linear(64, 64, bias=False)
+    muon = partial(torch.optim.Muon, lr=0.1)
+    step = TrainingStepAnalysis(model, torch.ones(4, 64), loss=lambda y: y.sum(), optimizer=muon)
+    plain = TrainingStepAnalysis(model, torch.ones(4, 64), loss=lambda y: y.sum())
+    assert step.macs(phase="optimizer") > 10 * plain.macs()
+    assert mfu(step, 1e-3, device=CHIP) == mfu(plain, 1e-3, device=CHIP)
+    assert hfu(step, 1e-3, device=CHIP) > 10 * mfu(step, 1e-3, device=CHIP)
 
 
 @pytest.mark.parametrize(
