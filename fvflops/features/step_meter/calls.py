@@ -144,7 +144,7 @@ class CallObserver:
         call = ModelCall(model, key, with_grad, autocast)
         if not self._is_counted(key):
             call.inputs, call.modes = (args, dict(kwargs)), ModelModes(unwrap_compiled(model), parameters)
-        call.samples, call.tokens = _sizes_of(args, kwargs)
+        call.samples, call.tokens = sizes_of(args, kwargs)
         self._calls.append(call)
 
     def _exit(self, model: nn.Module, args: Any, result: Any) -> None:
@@ -170,9 +170,10 @@ class _Noted:
         self._gradients.add(self._index)
 
 
-def _sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
+def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
     """Return the rows of the first tensor, and its elements if they are token ids: integers of two dimensions."""
-    first = kwargs.get("input_ids")
+    named = args[0] if not kwargs and len(args) == 1 and isinstance(args[0], Mapping) else kwargs
+    first = named.get("input_ids")
     if first is None:
         first = next(tensors_of((args, kwargs)), None)
     if not isinstance(first, torch.Tensor) or not first.dim():

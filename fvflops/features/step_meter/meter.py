@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe
+from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.features.step_meter.clock import clock_of
 from fvflops.features.step_meter.compute import Peaks, quiet_log
 from fvflops.features.step_meter.costs import StepCosts
@@ -54,8 +54,8 @@ class StepMeter:
     loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch. What a model
     computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
 
-    `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`, by
-    default that of the first parameter's CUDA device; `table` is the convention, and `float32_matmul` that of `mfu`.
+    `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
+    by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
     Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
     stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
     not known is NaN, with one warning that says why.
@@ -84,7 +84,9 @@ class StepMeter:
         for model in models:
             if not isinstance(model, nn.Module):
                 raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        models = tuple(map(_unwrap, models))
+        wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        optimizers = [_unwrap_optimizer(item) for item in wrapped]
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
         peaks = Peaks(self._find_device(device), float32_matmul)
@@ -124,6 +126,7 @@ class StepMeter:
         self.cancel()
         self._optimizer_steps.clear()
         self._key = None if batch is None else ("batch", describe(batch))
+        self._batch_sizes = sizes_of((batch,), {})
         if self._key is None:
             self._observer.start()
         if self._wants_recording or (self._key is not None and self._costs.needs_recording(self._key)):
@@ -133,8 +136,8 @@ class StepMeter:
     def end(self, *, samples: float | None = None, tokens: float | None = None) -> None:
         """End a step; without `begin` nothing happens.
 
-        `samples` and `tokens` are those that it processed: by default the rows of the first input of the first model,
-        and its elements if they are token ids (`input_ids`, or integers of two dimensions).
+        `samples` and `tokens` are those that it processed: by default the rows of the first tensor of the batch or of
+        the first model's inputs, and its elements if they are token ids (`input_ids`, or integers of two dimensions).
         """
         if self._start is None:
             return
@@ -142,13 +145,14 @@ class StepMeter:
         calls = self._observer.stop()
         cost = self._cost_of(calls, self._end_recording()) + self._costs.of_optimizers(self._optimizer_steps)
         self._number += 1
-        own = [call for call in calls if call.model is self._first]
+        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [self._batch_sizes]
+        rows, ids = (sum(part) or math.nan for part in zip(*sizes, strict=True))
         figures = StepFigures(
             self._number,
             math.nan,
             *cost[:3],
-            samples=(sum(call.samples for call in own) or math.nan) if samples is None else samples,
-            tokens=(sum(call.tokens for call in own) or math.nan) if tokens is None else tokens,
+            samples=rows if samples is None else samples,
+            tokens=ids if tokens is None else tokens,
         )
         self._untimed.append(_Timing(start, stop, figures, cost))
         self._add_times()
@@ -256,6 +260,19 @@ class StepMeter:
         if figure not in self._warned:
             self._warned.add(figure)
             _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the model that a data-parallel wrapper calls: its own hooks run for each call."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    return model
+
+
+def _unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 class _StepHook:
