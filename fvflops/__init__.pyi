@@ -42,6 +42,7 @@ from fvflops.features.utilisation.compute import hfu as hfu
 from fvflops.features.utilisation.compute import mfu as mfu
 from fvflops.features.utilisation.devices import Device as Device
 from fvflops.features.utilisation.devices import find_device as find_device
+from fvflops.features.utilisation.model_flops import model_flops as model_flops
 from fvflops.formulas import Call as Call
 from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable
