@@ -65,9 +65,9 @@ def test_a_module_that_is_counted_as_one_stands_for_what_ran_inside():
 def test_the_reasons_add_up_for_every_pair_of_conventions(name):
     model, inputs = build_case(name)
     comparison = compare(model, inputs)
-    assert set(comparison.tallies) == set(shipped_tables())
-    for first, one in comparison.tallies.items():
-        for second, two in comparison.tallies.items():
+    assert set(comparison.totals) == set(shipped_tables())
+    for first, one in comparison.totals.items():
+        for second, two in comparison.totals.items():
             reasons = comparison.between(first, second)
             assert sum(reason.value for reason in reasons) == two.total - one.total, (first, second)
             assert all(reason.value for reason in reasons)
@@ -102,7 +102,7 @@ def test_the_report_can_take_another_reference_and_says_the_same():
 def test_smaller_differences_are_summed_up():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default"])
     reasons = tuple(Difference("beside", 9 - index, "", f"op{index}", 1) for index in range(4))
-    two = comparison.tallies["default"]
+    two = comparison.totals["default"]
     comparison = type(comparison)("x", {"a": two, "b": two}, {("a", "b"): reasons})
     rows = render(comparison, shown=2).split("\n")[-3:]
     assert [row.split(None, 2)[1:] for row in rows] == [

@@ -88,9 +88,9 @@ def plan_case(name, rank):
 def payloads(communication):
     """Return (collective, ranks, dtype) → payload, but for what ranks tell each other of tensors."""
     return {
-        (route.collective, route.size, route.dtype): volume.payload
-        for route, volume in communication.by_route().items()
-        if route.dtype != "int32"
+        (key.collective, key.size, key.dtype): volume.payload
+        for key, volume in communication.by_collective_and_group().items()
+        if key.dtype != "int32"
     }
 
 
@@ -119,7 +119,7 @@ def test_the_plan_is_what_each_process_did(runs, name, rank):
     assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
     assert payloads(plan.communication()) == payloads(read_communication(trace))
     assert bool(plan.derived) == name.startswith(("dp", "cp", "pp"))
-    assert {route.axis for route in plan.communication().by_route()} == {name.partition(" ")[0]}
+    assert {key.axis for key in plan.communication().by_collective_and_group()} == {name.partition(" ")[0]}
 
 
 def test_replicas_sum_every_gradient_once(runs):
@@ -268,7 +268,7 @@ def test_llama_3_405b_at_16384_ranks_in_seconds():
     linears, attention = 403_747_897_344 * tokens, 2 * layers * width * tokens * tokens
     assert plan.flops().macs() * ranks * 2 == 2 * 3 * linears + 7 * attention
     hidden = FLOAT * tokens * width
-    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+    assert {key: volume.payload for key, volume in plan.communication().by_collective_and_group().items()} == {
         ("all_reduce", "tp", 8, "float32"): 2 * (2 * layers + 1) * hidden,
         ("all_gather", "tp", 8, "float32"): FLOAT * tokens * known,
         ("all_reduce", "dp", 2048, "float32"): FLOAT * plan.parameters,
@@ -283,7 +283,7 @@ def test_axes_nest():
     axes = both.communication().by_axis()
     assert axes["tp"] == whole.communication().by_axis()["tp"]
     assert both.flops().macs() == whole.flops().macs() and both.parameters * 4 == whole.parameters
-    reduced = both.communication().by_route()
+    reduced = both.communication().by_collective_and_group()
     sharded = FLOAT * whole.parameters
     assert reduced["reduce_scatter", "fsdp", 4, "float32"].payload == sharded
     assert reduced["all_reduce", "dp", 3, "float32"].payload == sharded // 4
@@ -298,11 +298,12 @@ def test_all_that_share_a_parameter_reduce_its_gradient():
     (group,) = {item.group for item in apart.communication().transfers if item.group.axis == "dp_cp"}
     assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
     sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
-    routes = {
-        (route.collective, route.axis): volume.payload for route, volume in sharded.communication().by_route().items()
+    payloads = {
+        (key.collective, key.axis): volume.payload
+        for key, volume in sharded.communication().by_collective_and_group().items()
     }
-    assert routes["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
-    assert routes["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
+    assert payloads["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
+    assert payloads["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
 
 
 @pytest.mark.parametrize("library", ["zoo", "transformers"])
@@ -330,8 +331,8 @@ def test_the_same_mesh_again_and_another_between():
     meshes = {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}
     first, other, again = (plan_rank(model, (TOKENS,), mesh=mesh) for mesh in meshes)
     assert first.trace.calls == again.trace.calls and first.trace.signatures == again.trace.signatures
-    assert {route.size for route in other.communication().by_route()} == {2, 4}
-    assert {route.size for route in again.communication().by_route() if route.axis == "tp"} == {2}
+    assert {key.size for key in other.communication().by_collective_and_group()} == {2, 4}
+    assert {key.size for key in again.communication().by_collective_and_group() if key.axis == "tp"} == {2}
 
 
 def test_a_plan_leaves_the_model_and_the_program_alone():
@@ -364,7 +365,7 @@ def test_gpt2_splits_its_heads():
     one, four = (plan_rank(model, (tokens,), mesh={"tp": ranks}) for ranks in (1, 4))
     head = 3 * 64 * 768 * 50_257  # which every rank computes, forward and backward
     assert (four.flops().macs() - head) * 4 == one.flops().macs() - head
-    assert {route.collective: volume.calls for route, volume in four.communication().by_route().items()} == {
+    assert {key.collective: volume.calls for key, volume in four.communication().by_collective_and_group().items()} == {
         "all_reduce": 4 * 12
     }
     with pytest.raises(ShardingError, match=r"h.0.attn.heads is 12, which 8 ranks cannot share evenly"):
@@ -375,7 +376,7 @@ def test_a_transformers_model_is_split_by_its_own_plan():
     plan = plan_rank(make_transformers_llama(), (TOKENS,), {"use_cache": False}, mesh={"dp": 8, "tp": 2})
     assert plan.flops().macs() == plan_llama({"tp": 2}).flops().macs()
     # Each projection sums the gradient of its input by itself; the frequencies of its positions are two buffers.
-    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+    assert {key: volume.payload for key, volume in plan.communication().by_collective_and_group().items()} == {
         ("all_reduce", "tp", 2, "float32"): FLOAT * HIDDEN * (1 + 2 * LAYERS + 5 * LAYERS + 1),
         ("all_gather", "tp", 2, "float32"): FLOAT * LOGITS,
         ("broadcast", "dp", 8, "float32"): 2 * FLOAT * WIDTH // 4 // 2,
@@ -421,7 +422,7 @@ def test_what_is_left_out_of_a_step_is_told():
     both = plan_llama({"fsdp": 2, "tp": 2}, sequence_parallel=True)
     norms = (2 * LAYERS + 1) * WIDTH
     assert both.left_out == ("the optimizer step",)
-    assert both.communication().by_route()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
+    assert both.communication().by_collective_and_group()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
     with pytest.raises(PlanError, match="FSDP2 is planned with the CPU's kernels, not with those of cuda"):
         plan_llama({"fsdp": 2}, device="cuda")
 
@@ -504,7 +505,7 @@ def test_an_op_that_nobody_reads_is_unknown():
 
     assert of("symm_mem::fused", TensorSpec((2,))).unknown == Counter({"symm_mem::fused": 3})
     lone = of("_c10d_functional::all_reduce", TensorSpec((2,)), Symbol("object", "ScriptObject"))
-    assert lone.total() == Volume(3, 24, None) and next(iter(lone.by_route())).size is None
+    assert lone.total() == Volume(3, 24, None) and next(iter(lone.by_collective_and_group())).size is None
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
