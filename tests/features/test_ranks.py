@@ -298,10 +298,8 @@ def test_all_that_share_a_parameter_reduce_its_gradient():
     (group,) = {item.group for item in apart.communication().transfers if item.group.axis == "dp_cp"}
     assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
     sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
-    payloads = {
-        (key.collective, key.axis): volume.payload
-        for key, volume in sharded.communication().by_collective_and_group().items()
-    }
+    sums = sharded.communication().by_collective_and_group()
+    payloads = {(key.collective, key.axis): volume.payload for key, volume in sums.items()}
     assert payloads["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
     assert payloads["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
 

@@ -59,7 +59,8 @@ class Ranks:
     def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
         """Return the FLOPs of each rank in a module, 0 where a rank lacks it.
 
-        A name that no rank's model has raises KeyError, a table with a row for an op that the Traces have decomposed raises TraceError.
+        A name in no rank's model raises KeyError, a table with a row for an op that the Traces have decomposed
+        TraceError.
         """
         with_module = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.by_name}
         if not with_module:

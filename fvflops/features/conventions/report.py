@@ -40,10 +40,8 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     against = next(iter(comparison.totals)) if against is None else against
     comparison.between(against, against)  # raises KeyError for an unknown name
     base = comparison.totals[against]
-    rows = [
-        (convention.name, convention.total, convention.multiply_add, convention.macs, convention.flops)
-        for convention in comparison.totals.values()
-    ]
+    counts = comparison.totals.values()
+    rows = [(count.name, count.total, count.multiply_add, count.macs, count.flops) for count in counts]
     descriptions = [
         f"{name}: {convention.description.partition(';')[0]}." for name, convention in comparison.totals.items()
     ]
