@@ -1,4 +1,4 @@
-"""The flops profiler: DeepSpeed's calls, results and strings compared with DeepSpeed itself, and the report of a saved Trace."""
+"""The FLOPs profiler: calls, results and strings compared with DeepSpeed, and the report of a saved Trace."""
 
 import json
 import re
