@@ -58,7 +58,9 @@ def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multi
     )
     statuses = _least_certain_statuses(first, second)
     before_names = {after_name: before_name for before_name, after_name in pairs.items()}
-    names = [(before_names.get(module.name), module.name) for module in after.tree.modules()]
+    names: list[tuple[str | None, str | None]] = [
+        (before_names.get(module.name), module.name) for module in after.tree.modules()
+    ]
     names += [(module.name, None) for module in before.tree.modules() if module.name not in pairs]
     modules = [_module_change(before, after, pair, statuses, before_names) for pair in names]
     return ModelDifference(

@@ -102,7 +102,7 @@ class _Decoder:
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         if is_encoder_decoder or not {"input_ids", "past_key_values"} <= parameters.keys():
             raise ScalingError(
-                f"{type(model).__name__} does not accept input_ids and past_key_values, so it cannot decode with a KV cache: "
+                f"{type(model).__name__} takes no input_ids and past_key_values, so it cannot decode with a KV cache: "
                 "use a causal language model of transformers, such as transformers:GPT2LMHeadModel"
             )
         # As in generate: the language model head is applied to one position of the prompt.

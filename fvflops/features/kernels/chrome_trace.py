@@ -11,17 +11,18 @@ from fvflops.reports.files.frames import dump
 # torch.profiler writes an event over several lines: first its category and name, then its args in one line.
 _CATEGORY = re.compile(r'"cat": "([^"]*)"')
 _NAME = re.compile(r'^\s*"name": "(.*)",$')
-_NUMBER = re.compile(r'^(\s*)"External id": (\d+)')
+_EXTERNAL_ID = re.compile(r'^(\s*)"External id": (\d+)')
 _EVENTS = re.compile(r'^(\s*)"traceEvents": \[')
 
+# (category, name, External id) → args
 ArgsOf = Callable[[str, str, int], Mapping[str, Any]]
 
 
-def annotate(lines: Iterable[str], args_of: ArgsOf, about: Mapping[str, Any]) -> Iterator[str]:
+def annotate(lines: Iterable[str], args_of: ArgsOf, metadata: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of torch.profiler's chrome trace with more args in its events; each line is read once.
 
-    `args_of` gives the args to add for an event's category, name and External id. `about` is written at the head of the
-    file under "fvflops".
+    `args_of` returns the args to add for an event's category, name and External id. `metadata` is written at the top
+    level of the file under "fvflops".
 
     >>> lines = ['    "cat": "cpu_op",\\n', '    "args": {\\n', '      "External id": 7, "Ev Idx": 1\\n', '    }\\n']
     >>> print("".join(annotate(lines, lambda category, name, number: {"FLOPs": 6}, {})))
@@ -33,18 +34,15 @@ def annotate(lines: Iterable[str], args_of: ArgsOf, about: Mapping[str, Any]) ->
     """
     category = name = ""
     for line in lines:
-        found = _CATEGORY.search(line)
-        if found is not None:
-            category = found.group(1)
-        found = _NAME.match(line)
-        if found is not None:
-            name = found.group(1)
-        number = _NUMBER.match(line)
-        if number is not None:
-            args = args_of(category, name, int(number.group(2)))
+        if (match := _CATEGORY.search(line)) is not None:
+            category = match.group(1)
+        if (match := _NAME.match(line)) is not None:
+            name = match.group(1)
+        if (match := _EXTERNAL_ID.match(line)) is not None:
+            args = args_of(category, name, int(match.group(2)))
             if args:
-                blank = number.group(1)
-                line = f"{blank}{dump(dict(args))[1:-1]},{line[len(blank) :]}"
-        elif about and _EVENTS.match(line):
-            yield f'    "fvflops": {dump(dict(about))},\n'
+                indent = match.group(1)
+                line = f"{indent}{dump(dict(args))[1:-1]},{line[len(indent) :]}"
+        elif metadata and _EVENTS.match(line):
+            yield f'    "fvflops": {dump(dict(metadata))},\n'
         yield line
