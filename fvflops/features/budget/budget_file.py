@@ -113,9 +113,11 @@ def update_text(
     else:
         update = _append(text, file, name, values, recorded or {}, table)
     limits = parse_budgets(update.text, file)[name].limits  # checks the result
-    wrong = [metric for metric in limits if metric in values and limits[metric].value != values[metric]]
-    if wrong:
-        raise ValueError(f"{file}: {', '.join(wrong)} of {name} cannot be rewritten: write each on a line of its own")
+    unwritten = [metric for metric in limits if metric in values and limits[metric].value != values[metric]]
+    if unwritten:
+        raise ValueError(
+            f"{file}: {', '.join(unwritten)} of {name} cannot be rewritten: write each on a line of its own"
+        )
     return update
 
 

@@ -1,4 +1,4 @@
-"""Report of a comparison: the convention by each convention, and why it differs from a reference."""
+"""Report of a comparison: the total by each convention, and why it differs from a reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_REASONS = 5  # for each convention
 _PREFACE = (
     "A floating-point operation (FLOP) is one addition or multiplication; a multiply-add (MAC) is a multiplication "
     "with the addition of its product. Conventions differ in whether a MAC counts as one FLOP or two, and in which "
-    "other arithmetic they convention. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
+    "other arithmetic they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
 )
 _TOTALS = (
     words("convention"),

@@ -29,21 +29,18 @@ from fvflops.capture.run import Loss, Model, record_call
 from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.features.kernels import report
-from fvflops.features.kernels.chrome_trace import annotate
+from fvflops.features.kernels.chrome_trace import EventArgs, annotate
 from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import require_int
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
-from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
+from fvflops.trace.kernel_events import KernelLedger, KernelRow, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
 _LOGGER = logging.getLogger("fvflops")
-# Events of these categories have an External id of their own; a kernel has that of the op that launched it.
-_HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
 _MAX_OPS = 6  # in one sentence
-_MAX_NESTING = 8  # of events with one name
 
 
 class KernelAverages(list[KernelRow]):
@@ -300,7 +297,7 @@ class KernelProfile:
         """
         name = _check_path(path)
         match = self.match()
-        args = _EventArgs(match)
+        args = EventArgs(match)
         metadata = {"about": self.about()}
         with paths.open_text(self._export()) as lines:
             paths.write_text(name, annotate(lines, args.of, metadata))
@@ -493,51 +490,6 @@ def _unchanged(model_index: ModelIndex, inputs: Any, gradients: _Gradients) -> I
             yield
         finally:
             gradients.restore()
-
-
-class _EventArgs:
-    """The args that are added to each event of the chrome trace."""
-
-    def __init__(self, match: KernelMatch) -> None:
-        self._match = match
-        events = match.run.events
-        self._event_indexes = {
-            event.event_id: event_index for event_index, event in enumerate(events) if event.kind != "device"
-        }
-
-    def of(self, category: str, name: str, external_id: int) -> dict[str, Any]:
-        """Return the args of an event, by its category, name and External id."""
-        event_index = self._event_indexes.get(external_id)
-        if event_index is None:
-            event_index = self._find_merged(name, external_id)
-        if event_index is None:
-            return {}
-        match = self._match
-        event = match.run.events[event_index]
-        args: dict[str, Any] = {"module": match.modules[event_index], "phase": match.phases[event_index]}
-        if category not in _HAS_EXTERNAL_ID:
-            return {**args, "launched by": event.name}
-        flops = match.flops[event_index]
-        if flops is not None:
-            args["FLOPs"] = flops
-            time = event.device_ns or event.duration_ns
-            if time:
-                args["FLOP/s"] = round(flops * 1_000_000_000 / time)
-        return args | _list_memory(event)
-
-    def _find_merged(self, name: str, external_id: int) -> int | None:
-        """Return the event of the same name into which torch.profiler merged its only nested event."""
-        for outer_id in range(external_id - 1, external_id - _MAX_NESTING, -1):
-            event_index = self._event_indexes.get(outer_id)
-            if event_index is not None:
-                return event_index if self._match.run.events[event_index].name == name else None
-        return None
-
-
-def _list_memory(event: KernelEvent) -> dict[str, int]:
-    if event.before is None or event.after is None or event.peak is None:
-        return {}
-    return {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
 
 
 def _check_path(path: str | os.PathLike[str]) -> str:
