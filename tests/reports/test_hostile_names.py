@@ -27,7 +27,7 @@ from fvflops.analysis.model_analysis import analysed_run
 from fvflops.counting import TableCostModel, build_timeline
 from fvflops.features.budget import report as budget_report
 from fvflops.features.budget.budget_file import parse_budgets, update_text
-from fvflops.features.budget.model import BudgetReport, CheckResult, Limit, FlopsChange
+from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange, Limit
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.roofline import plot as roofline_plot

@@ -28,7 +28,7 @@ Column = tuple[str, Callable[[KernelRow], str]]
 
 
 def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: int = 100, header: str = "") -> str:
-    """Return the rows as text, with `sort_by` the largest first; an unknown order raises ValueError.
+    """Return the rows as text, with `sort_by` the largest first; an invalid `sort_by` raises ValueError.
 
     `row_limit` rows are shown, -1 for all. Percentages are of the time of all rows. "--" is an unknown value.
 
