@@ -106,7 +106,7 @@ class FlopsBudget:
             budget = self._read_budget(name, file, False)
         assert budget is not None  # None only with --flops-budget-update
         verdict = check_budget(analysis, budget, table=table)
-        if not verdict.kept:
+        if not verdict.passed:
             pytest.fail(report.render(verdict), pytrace=False)
         return verdict
 

@@ -389,7 +389,7 @@ def test_a_generation_that_the_model_cannot_make_is_refused():
     model = kind(config).eval()
     with pytest.raises(ScalingError, match="prompt=33: IndexError: an embedding of 32 rows"):
         fvflops.generation_cost(model, prompt=20, new=14)
-    with pytest.raises(ScalingError, match="new=0: expected an integer of at least 1"):
+    with pytest.raises(ScalingError, match="new must be an integer >= 1; got 0"):
         fvflops.generation_cost(model, prompt=20, new=0)
     with pytest.raises(ScalingError, match="GPT2 takes no input_ids and past_key_values"):
         fvflops.generation_cost(build("gpt2", device="meta"), prompt=2, new=2)

@@ -431,7 +431,7 @@ def _plan(folder: Folder) -> None:
             "sent by collective": partial(shown, sent.by_collective),
             "sent by phase": partial(shown, sent.by_phase),
             "sent by module": partial(shown, sent.by_module),
-            "sent by route": partial(shown, sent.by_route),
+            "sent by collective and group": partial(shown, sent.by_collective_and_group),
             "flops": partial(_tell_step, flops),
         }
         folder.write(f"{name.replace(' ', '-')}.txt", sections(texts))

@@ -107,7 +107,7 @@ def _match_kernels(make: Callable[[], tuple[Any, torch.Tensor]], loss: Any) -> d
         for event, owner in zip(events, match.modules, strict=True)
         if event.kind == "device" and owner
     )
-    steps = len(match.whole_steps())
+    steps = len(match.complete_steps())
     rows = sorted((row for row in profile.key_averages() if row.flops), key=lambda row: -row.device_time_total)
     rates = [(row.key, row.device_time_total, row.flops_per_second) for row in rows[:6]]
     return {

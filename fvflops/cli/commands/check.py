@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.update:
         write_report(report.budget_report(verdict), arguments)
     _summarise(verdict, arguments.summary)
-    return 0 if verdict.kept else 1
+    return 0 if verdict.passed else 1
 
 
 def _choose_table(requested: str | None, budget: Budget | None) -> str:

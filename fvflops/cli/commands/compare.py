@@ -43,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         ),
     )
     compared = replace(compared, subject=f"{arguments.model} on {compared.subject}")
-    against = arguments.table if arguments.table in compared.tallies else next(iter(compared.tallies))
+    against = arguments.table if arguments.table in compared.totals else next(iter(compared.totals))
     write_report(comparison_report(compared, against=against), arguments)
     return 0

@@ -32,7 +32,7 @@ def render(communication: Communication) -> str:
 
 def communication_parts(communication: Communication) -> list[Part]:
     """Return the table of collectives, and a note on unsupported ops."""
-    rows = [(*route, *volume) for route, volume in communication.by_route().items()]
+    rows = [(*key, *volume) for key, volume in communication.by_collective_and_group().items()]
     total = ("total", None, None, None, *communication.total())
     parts: list[Part] = [Table("communication", _COLUMNS, rows, total=total, noun="collective")]
     if communication.unknown:

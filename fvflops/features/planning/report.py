@@ -70,7 +70,7 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "flops_by_phase": {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()},
         "unknown_ops": dict(flops.counts().ledger()[Status.UNSUPPORTED]),
         "communication": [
-            {**route._asdict(), **volume._asdict()} for route, volume in communication.by_route().items()
+            {**key._asdict(), **volume._asdict()} for key, volume in communication.by_collective_and_group().items()
         ],
         "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
         "unknown_communication": dict(communication.unknown),
