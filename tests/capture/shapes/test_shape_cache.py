@@ -12,7 +12,7 @@ from torch.nn.functional import conv3d, scaled_dot_product_attention
 from fvflops import load_table
 from fvflops.capture.run import record_call
 from fvflops.capture.shapes import concrete_tensors
-from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
+from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.trace import StopsAt, Trace
 from tests.support.opinfo import layouts
 
@@ -206,13 +206,13 @@ def test_an_op_with_state_of_its_own_is_asked_every_time():
 def test_settings_are_told_apart_and_their_outcomes_kept():
     model, x = nn.Linear(3, 2), torch.rand(4, 3)
     assert_as_real(model, x)
-    known = outcomes()
+    known = outcome_count()
     for _ in range(2):
         torch.use_deterministic_algorithms(True)
         try:
             assert_as_real(model, x)
         finally:
             torch.use_deterministic_algorithms(False)
-        assert outcomes() == 2 * known
+        assert outcome_count() == 2 * known
         assert_as_real(model, x)
-        assert outcomes() == 2 * known
+        assert outcome_count() == 2 * known

@@ -21,7 +21,7 @@ from fvflops.analysis import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
+from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.support.models.whole_models import MODELS, build_case
@@ -1114,12 +1114,12 @@ def test_a_second_analysis_learns_nothing_new(name: str, backward: bool):
     model, args = build_case(name)
     loss = add_up if backward else None
     first = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
-    known = outcomes()
+    known = outcome_count()
     second = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
-    assert outcomes() == known > 0
+    assert outcome_count() == known > 0
     assert second == first
     clear_cache()
-    assert outcomes() == 0
+    assert outcome_count() == 0
     assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
 
 
