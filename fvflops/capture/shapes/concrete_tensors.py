@@ -28,7 +28,7 @@ RegisteredTensor = tuple[torch.Tensor, Metadata, int]
 
 
 class ConcreteTensors:
-    """The real tensors of a run in shape execution, which emulates `device`; `devices` are the tensors' own.
+    """The real tensors of a run in shape execution, which emulates `device`; `devices` are their actual devices.
 
     Tensors that existed before the run are in `registered` by id. Of these, small integer and bool tensors have known
     values, all others unknown ones.
@@ -97,7 +97,7 @@ class ConcreteTensors:
         return self.metadata_of(tensor).spec if is_strided and not is_wrapped else describe_tensor(tensor)
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device that the run shows for a tensor's device."""
+        """Return the device that the run reports for a tensor's device."""
         return self._devices.get(device, device)
 
     def creation_device(self, device: torch.device) -> torch.device:
@@ -105,7 +105,7 @@ class ConcreteTensors:
         return self._compute_device if device in self._devices else device
 
     def have_values(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether all tensors are real and have the values of a real run."""
+        """Return whether all tensors are real and have the values of real execution."""
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"

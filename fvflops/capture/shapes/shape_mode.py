@@ -35,7 +35,7 @@ from fvflops.capture.shapes.shape_cache import (
 )
 from fvflops.capture.shapes.shape_inference import OpInference
 from fvflops.capture.shapes.shape_tensor import DataDependentError, OwnedStorage, ShapeTensor, StorageRef, make
-from fvflops.capture.unseen.fake_tensors import is_shape_inference
+from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
 from fvflops.trace import Signature
 
@@ -120,7 +120,7 @@ class ShapeMode(SubclassAwareMode):
         return shape_copy
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have the values of a real run."""
+        """Return whether tensors have the values of real execution."""
         return self.concrete.have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
@@ -159,7 +159,7 @@ class ShapeMode(SubclassAwareMode):
     ) -> Any:
         if self._nested:
             return self._run_nested(func, types, args, kwargs or {})
-        if graph_tracer() is not None and not is_shape_inference(types):
+        if graph_tracer() is not None and not is_torch_shape_inference(types):
             return self._run_traced(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
@@ -168,7 +168,7 @@ class ShapeMode(SubclassAwareMode):
         if types != _SHAPE_TENSOR_ONLY:
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs or {})
-            if is_shape_inference(types):
+            if is_torch_shape_inference(types):
                 return func(*args, **(kwargs or {}))
         registered_tensors = self.concrete.registered
         key: list[Any] = []
@@ -336,7 +336,7 @@ class ShapeMode(SubclassAwareMode):
         """Return the results of a view op: real views of real tensors, None for others."""
         if not any(type(tensor) is ShapeTensor for tensor in tensors):
             return unpack_result(func(*args, **kwargs))[0]
-        # Ops that return views of several tensors at once, such as broadcast_tensors, keep the storage offsets.
+        # Ops that return views of several tensors, such as broadcast_tensors, do not change storage offsets.
         return [
             None
             if metadata is None or source is None or type(tensors[source]) is ShapeTensor

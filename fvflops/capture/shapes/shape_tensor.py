@@ -73,7 +73,7 @@ class OwnedStorage(StorageRef):
 
 
 class ShapeStorage:
-    """A shape tensor's storage as a program sees it: torch's, without memory, so that resizing has no effect."""
+    """A shape tensor's storage as programs access it: torch's storage without memory, which ignores resizing."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage

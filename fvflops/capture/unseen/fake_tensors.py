@@ -30,7 +30,7 @@ def active_fake_mode() -> FakeTensorMode | None:
     return mode
 
 
-def is_shape_inference(types: Sequence[type]) -> bool:
+def is_torch_shape_inference(types: Sequence[type]) -> bool:
     """Return whether torch itself makes the call to infer shapes, as DTensor's sharding rules do, not the model."""
     if types and FakeTensor not in types:
         return False

@@ -126,8 +126,8 @@ def test_optimizer_step_in_shape_execution_equals_the_real_one_and_changes_nothi
 
 def test_steps_in_exact_equal_hand_counts():
     # `sizes` are the elements of each parameter. SGD: p += -lr * g, after b = m * b + g with momentum, and also
-    # g += m * b with Nesterov. Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a square root, a division, + eps,
-    # p -= lr * m / that (3), and one increment of the step counter per parameter.
+    # g += m * b with Nesterov. Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a square root, a division,
+    # + eps, p -= lr * m / that (3), and one increment of the step counter per parameter.
     sizes = (12, 3, 3, 1)
     cases: list[tuple[Callable[..., torch.optim.Optimizer], Callable[[int], int]]] = [
         (partial(torch.optim.SGD, lr=0.1), lambda n: 2 * n),

@@ -532,13 +532,13 @@ def test_every_rule_is_tested():
 
 def calls(trace: Trace) -> list[tuple[Any, ...]]:
     """Return each op call with its results and the storages it read and wrote, numbered by first use."""
-    numbers: dict[int, int] = {}
+    order: dict[int, int] = {}
     op_calls = []
     for event in trace.events:
         if event.kind == "op":
             call = trace.signatures[event.item]
             reads, writes = (
-                tuple(dict.fromkeys(numbers.setdefault(index, len(numbers)) for index in indices))
+                tuple(dict.fromkeys(order.setdefault(index, len(order)) for index in indices))
                 for indices in (event.reads, event.writes)
             )
             op_calls.append((call.op, call.outputs, reads, writes))
