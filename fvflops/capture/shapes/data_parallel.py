@@ -44,8 +44,8 @@ def reducers_restored() -> Iterator[None]:
         def agree(group: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread and group.size() > 1:
                 raise ValueError(
-                    "all ranks have to create a DistributedDataParallel together, which replicate(model) does in the "
-                    "first forward pass: run one before"
+                    "all ranks must create a DistributedDataParallel together, which replicate(model) does in the "
+                    "first forward pass; run one forward pass before counting"
                 )
             return original(group, *args, **kwargs)
 
@@ -101,7 +101,7 @@ def _iterations(wrapper: DistributedDataParallel) -> int:
     if not iterations and wrapper.static_graph and wrapper.process_group.size() > 1:
         raise ValueError(
             "a DistributedDataParallel with static_graph=True records its graph in the first step, which all ranks "
-            "have to run: run one before, or count the wrapped model (model.module)"
+            "must run; run one step before counting, or count the wrapped model (model.module)"
         )
     return iterations
 

@@ -165,6 +165,7 @@ class _ProxyImport:
         return self.original(name, globals, locals, fromlist, level)
 
     def _disable(self, function: Any, *_: Any, **__: Any) -> Any:
+        """Return the function itself in place of `torch._dynamo.disable`."""
         self._undecorated.append(function)
         return function
 

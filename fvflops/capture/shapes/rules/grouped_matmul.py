@@ -22,9 +22,9 @@ def grouped_mm(
     [k, columns] gives [m, columns]; [m, k] x [k, n] and batches give [groups, m, n].
     """
     if self.ndim + mat2.ndim > 4 and self.shape[-1] != mat2.shape[-2]:
-        raise ValueError(f"contraction dimension of mat_a and mat_b must match, not {self.shape} and {mat2.shape}")
+        raise ValueError(f"contraction dimension of mat_a and mat_b must match; got {self.shape} and {mat2.shape}")
     if self.ndim + mat2.ndim < 6 and offs is None:
-        raise ValueError(f"the groups of {self.ndim}D by {mat2.ndim}D matrices need offsets")
+        raise ValueError(f"groups of {self.ndim}D by {mat2.ndim}D matrices require offsets (offs)")
     rows, columns = self.shape[-2], mat2.shape[-1]
     groups = self if self.ndim == mat2.ndim == 3 else offs if self.ndim == mat2.ndim else None
     shape: tuple[int, ...] = (rows, columns) if groups is None else (len(groups), rows, columns)
