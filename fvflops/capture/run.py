@@ -407,7 +407,7 @@ class _Run:
                     ),
                     nullcontext()
                     if is_available(device)
-                    else MissingDeviceMode(device, trains=self._vocabulary == "core"),
+                    else MissingDeviceMode(device, under_autograd=self._vocabulary == "core"),
                     cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
                     model_runs(),
                 ):

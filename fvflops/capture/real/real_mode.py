@@ -13,7 +13,7 @@ from fvflops.capture.recorder.signature import OpSchema, describe_tensor, known_
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.capture.unseen.fake_tensors import is_reasoning
+from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import OpOverload, TorchDispatchMode, disable_dispatch_modes, is_wrapper_subclass_type
 from fvflops.trace import Signature
 
@@ -78,7 +78,7 @@ class RecordingMode(SubclassAwareMode):
                 recorder.unseen.record_subclass()
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs)
-        if recorder.paused or not recorder.recording or is_reasoning(types):
+        if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:

@@ -482,7 +482,7 @@ class Recorder(ThreadState):
                 self.unseen.check_new(tensor, storage, index)
         return index
 
-    def freed(self, index: int) -> None:
+    def record_freed(self, index: int) -> None:
         """Record that a storage was freed."""
         if self.recording:
             if not self.backward:
@@ -617,8 +617,8 @@ class Recorder(ThreadState):
             if self.fresh.pop(key, None) is not None and self.probe is not None:
                 self.probe.live -= nbytes
             if self.unseen is not None:
-                self.unseen.freed(index)
-            self.freed(index)
+                self.unseen.forget_storage(index)
+            self.record_freed(index)
 
 
 def _is_rerun_of_others(node: Any) -> bool:
