@@ -36,7 +36,7 @@ from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.plain_sizes import plain_sizes
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters

@@ -13,8 +13,8 @@ from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.rules.choice import choose_rule
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, intern_signature
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.torch_internals import OpOverload

@@ -23,7 +23,7 @@ from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
 from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,
     OpCache,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvflops.capture.shapes.layouts import elementwise, memory_formats, spectra
-from fvflops.capture.shapes.rules import CPU_RULES, RULES
+from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.trace import StopsAt
 from tests.support.layout_cases import LAYOUTS, numbers

@@ -16,7 +16,7 @@ from fvflops.analysis.table_examples import NotRunnable, bind_example, overloads
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.metadata import metadata_of
-from fvflops.capture.shapes.rules import CPU_RULES, RULES, ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example

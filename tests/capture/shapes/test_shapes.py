@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
