@@ -351,7 +351,7 @@ class ShapeMode(SubclassAwareMode):
         number = self._indices.get(id(outcome))
         if number is None:
             assert outcome.signature is not None
-            number = recorder.number(outcome.signature)
+            number = recorder.index_of(outcome.signature)
             if outcome.cacheable:
                 self._indices[id(outcome)] = number
         if recorder.backward or recorder.has_threads:
@@ -478,7 +478,7 @@ class ShapeMode(SubclassAwareMode):
                 for item in items
             ]
             signature = self._inference.sign(op, args, kwargs, outputs, build)
-        self.recorder.add(self.recorder.number(signature), reads, writes)
+        self.recorder.add(self.recorder.index_of(signature), reads, writes)
         if self._inside is not None:
             self._inside.append((outcome, reads, writes))
         return result
