@@ -44,7 +44,7 @@ class _Unfused(TorchFunctionMode):
 
 @contextmanager
 def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]:
-    """Record calls of a model's modules as regions while the context lasts; submodules of a ScriptModule are not.
+    """Record calls of a model's modules, except submodules of a ScriptModule, as regions while the context lasts.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.

@@ -25,9 +25,8 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
     tensor is unpacked, by a hook, which is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction:
     ops there are recompute, except those of the nodes that the rerun creates and of gradient accumulation for its node.
     """
-    checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = (
-        weakref.WeakKeyDictionary()
-    )  # frame → stack of the checkpoint call
+    # Frame → stack of the checkpoint call.
+    checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     reruns: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
 
     def make_frame(original: Any) -> Any:

@@ -23,7 +23,7 @@ _KERNEL_CLASSES = (
 )
 _PATCHES: dict[type, Patch] = {}
 # Whether a thread is inside a launch: those that an autotuner makes inside its own are not recorded.
-_thread_state = threading.local()
+_thread_local = threading.local()
 
 
 class LaunchRecorder(Protocol):
@@ -62,11 +62,11 @@ def launch_kernel(
     )
 
     def launch() -> Any:
-        _thread_state.is_launching = True
+        _thread_local.is_launching = True
         try:
             return run()
         finally:
-            _thread_state.is_launching = False
+            _thread_local.is_launching = False
 
     return mode.launch(schema, arguments, launch, find_source_line(frame).line)
 
@@ -74,7 +74,7 @@ def launch_kernel(
 def _around(recorder: Recorder, mode: LaunchRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if (
-            getattr(_thread_state, "is_launching", False)
+            getattr(_thread_local, "is_launching", False)
             or kwargs.get("warmup")
             or recorder.paused
             or not recorder.is_recording_thread()
