@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 import logging
-import platform
 import threading
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.capture.instrument.autograd_use import AutogradUse, AutogradUsed
-from fvflops.capture.instrument.backward import gradients_restored
-from fvflops.capture.instrument.instrument import compiler_disabled, instrument
-from fvflops.capture.instrument.patching import Wrapping
-from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.model.model import describe_inputs, unwrap_compiled
+from fvflops.capture.attempt import Attempt, Request
+from fvflops.capture.attempt import CostEstimate as CostEstimate
+from fvflops.capture.attempt import Loss as Loss
+from fvflops.capture.attempt import Model as Model
+from fvflops.capture.instrument.autograd_use import AutogradUsed
+from fvflops.capture.instrument.instrument import compiler_disabled
+from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.real.real_mode import RecordingMode, SubclassAwareMode
-from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.capture.restore.forks import at_fork, undone_in_child
+from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.interrupts import allowed, deferred, is_interrupt
-from fvflops.capture.restore.restore import Snapshot, UndoLog
-from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.shapes.cuda_kernels import cuda_choices
-from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import MissingDeviceMode
-from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.plain_sizes import plain_sizes
 from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
-from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import DataDependentError
-from fvflops.capture.shapes.survivors import describe_survivors, release
-from fvflops.capture.unseen.export_patches import saved_exports
-from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
-from fvflops.capture.unseen.unseen_work import UnseenWork
+from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
-from fvflops.torch_internals import below_autograd, dispatch_mode_stack, pytree
-from fvflops.trace import Region, Signature, StopsAt, Trace
-
-Model = nn.Module | Callable[..., Any]
-Loss = Callable[[Any], torch.Tensor]
-CostEstimate = Callable[[Signature], int]
-# Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows of the Trace.
-PreexistingTensors = tuple[
-    Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
-]
+from fvflops.torch_internals import dispatch_mode_stack, pytree
+from fvflops.trace import StopsAt, Trace
 
 EXECUTIONS = ("auto", "shapes", "real")
 
@@ -122,7 +100,7 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        request = _Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
+        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
@@ -180,40 +158,26 @@ def suspend_outer_recordings() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """Arguments of `record_call`."""
-
-    model: Model
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    stops_at: StopsAt
-    loss: Loss | None
-    estimate_cost: CostEstimate | None
-    measure: Collection[str]
-    lines: bool
-
-
 class _Attempts:
     """Successive attempts to record one request; each releases the one before. `last` is None before the first."""
 
-    def __init__(self, request: _Request, model_index: ModelIndex) -> None:
+    def __init__(self, request: Request, model_index: ModelIndex) -> None:
         self._request = request
         self._model_index = model_index
-        self.last: _Attempt | None = None
+        self.last: Attempt | None = None
 
-    def begin(self, op_set: str, *, detect: bool) -> _Attempt:
+    def begin(self, op_set: str, *, detect: bool) -> Attempt:
         """Return a new attempt."""
         last, self.last = self.last, None
         if last is not None:
             last.forget_errors()
             last.release()
-        self.last = _Attempt(self._request, self._model_index, op_set, detect=detect)
+        self.last = Attempt(self._request, self._model_index, op_set, detect=detect)
         return self.last
 
 
 def _record_shapes(
-    request: _Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
+    request: Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
 ) -> tuple[Trace | None, str]:
     """Return the Trace in shape execution or None, and in one line why real execution is needed, "" if it is not."""
     model_index = ModelIndex(request.model)
@@ -261,7 +225,7 @@ def _remedy(on_meta: bool, op: str) -> str:
 
 
 def _record_op_set(
-    begin: Callable[..., _Attempt], record: Callable[[_Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
+    begin: Callable[..., Attempt], record: Callable[[Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
 ) -> Trace:
     """Return the Trace with composite ops, recorded below autograd, or with core ops if the model uses autograd.
 
@@ -309,7 +273,7 @@ def is_data_dependent(error: Exception) -> bool:
     return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in messages)
 
 
-def _record_real(request: _Request, stack: ExitStack, *, repeatable: bool) -> Trace:
+def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Trace:
     """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
     model_index = ModelIndex(request.model)
     request = replace(request, estimate_cost=None)
@@ -319,16 +283,16 @@ def _record_real(request: _Request, stack: ExitStack, *, repeatable: bool) -> Tr
         )
         request = replace(request, args=args, kwargs=kwargs)
 
-    begin = partial(_Attempt, request, model_index)
+    begin = partial(Attempt, request, model_index)
     try:
-        return _record_op_set(begin, _Attempt.record_real, request.loss, repeatable=repeatable)
+        return _record_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
     except Exception as error:
         # Fails for code that was compiled under another dispatch mode.
         if is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
             _name_input(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
-    return _record_op_set(begin, _Attempt.record_real, request.loss)
+    return _record_op_set(begin, Attempt.record_real, request.loss)
 
 
 def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:
@@ -339,196 +303,6 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
     if target.type == "meta":
         raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
     return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)
-
-
-class _Attempt:
-    """One recorded run of a model. Its `op_set` is "composite" (ops as called, below autograd) or "core".
-
-    `detect`: detect that the model uses autograd.
-    """
-
-    def __init__(self, request: _Request, model_index: ModelIndex, op_set: str, *, detect: bool) -> None:
-        self._model = request.model
-        self._args = request.args
-        self._kwargs = request.kwargs
-        self._op_set = op_set
-        self._loss = request.loss
-        probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
-        self._recorder = Recorder(
-            request.stops_at,
-            backward=op_set == "core",
-            estimate_cost=request.estimate_cost,
-            probe=probe,
-            lines=request.lines,
-        )
-        self._recorder.module_of_tensor = model_index.module_of_tensor() if request.loss is not None else {}
-        self._model_index = model_index
-        self._modules = model_index.tree
-        self._mode: weakref.ref[ShapeMode] | None = None
-        self._detect = detect
-        self.autograd = AutogradUse(self._recorder)
-
-    def record_real(self) -> Trace:
-        """Return the Trace in real execution."""
-        for columns in (self._model_tensors(), self._input_tensors()):
-            self._recorder.register_storages(*columns[2:])
-        self._recorder.unseen = UnseenWork(self._recorder, has_values=self._recorder.probe is None)
-        fake_mode = find_fake_mode((*self._model_index.tensors, *tensors_of((self._args, self._kwargs))))
-        with self._restored() as undo_log:
-            with (
-                fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
-                self._grad_mode(),
-                instrument(
-                    self._recorder,
-                    self._model_index,
-                    RecordingMode(self._recorder, undo_log),
-                    self._wrappings(undo_log),
-                    training=self._loss is not None,
-                    grad_mode=self._grad_mode,
-                ),
-                model_runs(),
-            ):
-                copy_context().run(self._call, args, kwargs)
-            return self._trace("real" if fake_mode is None else "fake")
-
-    def record_shapes(self, device: torch.device, devices: Sequence[torch.device], rules: ShapeRules) -> Trace:
-        """Return the Trace in shape execution."""
-        with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=in_shape_run())
-            self._mode = weakref.ref(mode)
-            mode.concrete.register(*self._model_tensors())
-            mode.concrete.register(*self._input_tensors())
-            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, has_values=False)
-            args, kwargs = self._args, self._kwargs
-            if self._op_set == "core":
-                shape_parameters = ShapeParameters(mode)
-                shape_parameters.replace_in(self._model_index)
-                args, kwargs = shape_parameters.in_values((args, kwargs))
-            try:
-                with (
-                    self._grad_mode(),
-                    reducers_restored() if self._op_set == "core" else nullcontext(),
-                    instrument(
-                        *(self._recorder, self._model_index, mode, self._wrappings(undo_log)),
-                        training=self._loss is not None,
-                        grad_mode=self._grad_mode,
-                    ),
-                    nullcontext() if is_available(device) else MissingDeviceMode(device, trains=self._op_set == "core"),
-                    cuda_choices(device) if device.type == "cuda" and self._op_set == "core" else nullcontext(),
-                    model_runs(),
-                ):
-                    copy_context().run(self._call, args, kwargs)
-            finally:
-                mode.close()
-            if self.failure is not None:  # caught by the model, which may have taken another branch
-                raise self.failure[2]
-            return self._trace("shapes", device=str(device), **rules.about())
-
-    @property
-    def failure(self) -> tuple[str, str, Exception] | None:
-        """The first failure of the run: op name, module name, error."""
-        return self._recorder.failure
-
-    def describe_failure(self, error: Exception) -> str:
-        """Return in one line which op shape execution cannot run, in which module."""
-        return self._recorder.describe_failure(error)
-
-    def forget_errors(self) -> None:
-        """Discard errors: their frames keep this object and its tensors alive."""
-        self._recorder.forget_errors()
-
-    def release(self) -> str:
-        """Remove shape tensors from objects that outlive the run; return in one line what still refers to some."""
-        return describe_survivors(release(self._mode)) if self._mode is not None else ""
-
-    def _trace(self, execution: str, **details: str) -> Trace:
-        self._recorder.close()
-        probe = self._recorder.probe
-        return self._recorder.trace(
-            self._modules,
-            {
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-                "vocabulary": self._op_set,
-                "execution": execution,
-                "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
-                **details,
-                **({} if probe is None else probe.metadata()),
-            },
-        )
-
-    @contextmanager
-    def _grad_mode(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._op_set == "composite":
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(below_autograd())
-            elif self._loss is not None:
-                stack.enter_context(torch.enable_grad())
-            yield
-
-    def _model_tensors(self) -> PreexistingTensors:
-        model_index = self._model_index
-        return model_index.tensors, model_index.metadata, model_index.storages, model_index.rows
-
-    def _input_tensors(self) -> PreexistingTensors:
-        tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
-        metadata = [metadata_of(tensor) for tensor in tensors]
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        rows = [
-            (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
-        ]
-        return tensors, metadata, storages, rows
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        model = self._model
-        synchronises = isinstance(model, nn.parallel.DistributedDataParallel) and self._loss is not None
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) and not synchronises:
-            # The wrapper's forward scatters its inputs; a forward pass counts the wrapped model.
-            model = model.module
-        elif isinstance(model, nn.Module):
-            result = model(*args, **kwargs)
-            self._run_backward(result)
-            return
-        unseen = self._recorder.unseen
-        if unseen is not None:
-            unseen.enter((args, kwargs))
-        token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
-        result = model(*args, **kwargs)
-        if unseen is not None:
-            unseen.leave(result, model)
-        self._recorder.leave(token, result)
-        self._run_backward(result)
-
-    def _run_backward(self, result: Any) -> None:
-        if self._loss is not None:
-            self._loss(result).backward()
-
-    @contextmanager
-    def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._model_index, (self._args, self._kwargs), (self._model, self._loss))
-        undo_log = UndoLog()
-        try:
-            # The snapshot covers the model's gradients; its code may use others.
-            with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
-                try:
-                    yield undo_log
-                finally:
-                    undo_log.undo()
-        finally:
-            try:
-                snapshot.restore()
-            finally:
-                # Under a caller's autocast the run cast weights below autograd: the cache must not return those later.
-                torch.clear_autocast_cache()
-
-    def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
-        return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
-
-
-def in_shape_run() -> bool:
-    """Return whether this thread is in shape execution."""
-    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 
 
 def _on_meta(model_index: ModelIndex) -> bool:
@@ -544,7 +318,7 @@ def _is_offloaded(model_index: ModelIndex) -> bool:
 
 
 def _fails_below_autograd(error: Exception) -> bool:
-    """Return whether an error may come from running below autograd, as the model's forward uses autograd."""
+    """Return whether an error may be due to running a model below autograd whose forward uses autograd."""
     if isinstance(error, DataDependentError):
         return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
@@ -553,7 +327,7 @@ def _fails_below_autograd(error: Exception) -> bool:
 
 
 def _name_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Append to torch's message about devices which input is on another device than the model."""
+    """Append to torch's message about devices the inputs that are on another device than the model."""
     names_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
     if not (names_devices and isinstance(model, nn.Module)):
         return

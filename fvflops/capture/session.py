@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.attempt import in_shape_run
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.optimizers import OptimizerStates
@@ -30,7 +31,7 @@ from fvflops.capture.restore.torch_state import (
     function_mode_removed,
     restore_modes,
 )
-from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, in_shape_run, suspend_outer_recordings
+from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode

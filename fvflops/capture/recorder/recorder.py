@@ -412,7 +412,7 @@ class Recorder(ThreadState):
         return self._stack_and_phase(self.thread_state())
 
     def innermost_region(self, stack: int) -> Region:
-        """Return the innermost region of a stack, or the model's."""
+        """Return the innermost region of a stack, by default the root module's."""
         path = self._paths[stack]
         return list(self._regions)[path[-1]] if path else Region("module", "")
 

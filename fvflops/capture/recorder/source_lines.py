@@ -15,7 +15,9 @@ from fvflops.paths import PACKAGE
 _PACKAGE = str(PACKAGE)
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 # Files whose functions call the model.
-_OUTERMOST = frozenset(os.path.join(_PACKAGE, "capture", *name) for name in (("run.py",), ("instrument", "threads.py")))
+_OUTERMOST = frozenset(
+    os.path.join(_PACKAGE, "capture", *name) for name in (("attempt.py",), ("instrument", "threads.py"))
+)
 # Packages that receive tensors: the line that calls them is reported.
 _LIBRARIES = frozenset(
     {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
