@@ -193,7 +193,7 @@ def _record_shapes(
     attempts = _Attempts(request, model_index)
     trace, line = None, ""
     try:
-        trace = _record_op_set(
+        trace = _record_with_op_set(
             attempts.begin, lambda attempt: attempt.record_shapes(target_device, devices, rules), request.loss
         )
     except Exception as error:
@@ -224,7 +224,7 @@ def _remedy(on_meta: bool, op: str) -> str:
     return f"{remedy}, or assume its output size: assume={{{op!r}: ...}}" if op else remedy
 
 
-def _record_op_set(
+def _record_with_op_set(
     begin: Callable[..., Attempt], record: Callable[[Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
 ) -> Trace:
     """Return the Trace with composite ops, recorded below autograd, or with core ops if the model uses autograd.
@@ -285,14 +285,14 @@ def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Tra
 
     begin = partial(Attempt, request, model_index)
     try:
-        return _record_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
+        return _record_with_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
     except Exception as error:
         # Fails for code that was compiled under another dispatch mode.
         if is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
             _name_input(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
-    return _record_op_set(begin, Attempt.record_real, request.loss)
+    return _record_with_op_set(begin, Attempt.record_real, request.loss)
 
 
 def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:

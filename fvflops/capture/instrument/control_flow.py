@@ -45,7 +45,7 @@ class Mode(Protocol):
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Record an assumption about a data-dependent op; `bound`: the op costs at most that."""
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch of a kernel, which may write to all of its tensors, and run it in real execution."""
 
 

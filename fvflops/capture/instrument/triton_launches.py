@@ -29,7 +29,7 @@ _thread_local = threading.local()
 class LaunchRecorder(Protocol):
     """A dispatch mode that records launches of opaque kernels."""
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch, which may write to all of its tensors, and run it in real execution."""
 
 
@@ -46,7 +46,11 @@ def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapping]:
 
 
 def launch_kernel(
-    mode: LaunchRecorder, kernel: Any, arguments: Mapping[str, Any], run: Callable[[], Any], frame: FrameType | None
+    mode: LaunchRecorder,
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    call_kernel: Callable[[], Any],
+    frame: FrameType | None,
 ) -> Any:
     """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it."""
     names = tuple(arguments)
@@ -64,7 +68,7 @@ def launch_kernel(
     def launch() -> Any:
         _thread_local.is_launching = True
         try:
-            return run()
+            return call_kernel()
         finally:
             _thread_local.is_launching = False
 

@@ -150,14 +150,14 @@ class RecordingMode(SubclassAwareMode):
         """Raise RuntimeError: in real execution nothing is assumed."""
         raise RuntimeError(f"{op}: nothing can be assumed in real execution, but {what} was")
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch of a kernel, which may write to all of its tensors, and run it."""
         if self._undo_log is not None:
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
         with deferred(), disable_dispatch_modes():
-            result = run()
+            result = call_kernel()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
         if self.recorder.unseen is not None:

@@ -132,7 +132,7 @@ class ShapeMode(SubclassAwareMode):
             raise self.needs_value(op)
         self._rules.assumed[op] = what
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> None:
         """Record a launch of a kernel, which may write to all of its tensors, without running it."""
         tensors = list(tensors_of(kwargs))
         outputs = tuple(map(self.concrete.spec_of, self.recorder.uninitialised(tensors)))
