@@ -947,7 +947,7 @@ def test_the_models_own_errors_come_out_as_they_are(model: nn.Module, loss: Any,
 
 def test_an_execution_that_does_not_exist_is_refused():
     for make in (record_call, FlopCountAnalysis):
-        with pytest.raises(ValueError, match="auto, shapes, real, not 'fast'"):
+        with pytest.raises(ValueError, match="auto, shapes, real.*'fast'"):
             make(nn.Identity(), (torch.ones(1),), execution="fast")
 
 
