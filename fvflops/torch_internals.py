@@ -3,11 +3,11 @@
     from fvflops.torch_internals import current_autograd_node
 
 Not part of `capture`: formulas, features and commands need such names too, and formulas may not import from capture.
-torch is imported with the first name, and a name's own module (triton's wrapper, the fake process group) with that
+torch is imported with the first name, and the module of a name (triton's wrapper, the fake process group) with that
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
+function that should be wrapped is not. A name with a `fallback` is replaced by it, with a warning. An `optional`
 name is then None: some supported versions of torch do not have it.
 """
 
@@ -85,7 +85,7 @@ class Internal:
             value = self.find()
             if self.kind == "value":
                 return value
-            holder = Internal(self.module, owner, self.lost).find()
+            parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
             if self.optional:
                 return None
@@ -94,7 +94,7 @@ class Internal:
                 return self.fallback
             missing = Missing(str(error))
             return (missing, attribute) if self.kind == "target" else missing
-        return (holder, attribute) if self.kind == "target" else partial(getattr, holder, attribute)
+        return (parent, attribute) if self.kind == "target" else partial(getattr, parent, attribute)
 
 
 class Missing:

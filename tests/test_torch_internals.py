@@ -124,7 +124,7 @@ def test_a_reader_returns_the_value_of_now(monkeypatch: pytest.MonkeyPatch) -> N
 def test_counts_go_on_where_a_function_cannot_be_wrapped(monkeypatch: pytest.MonkeyPatch, patch: Patch) -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(2, 4)
     expected = fvflops.FlopCountAnalysis(model, x).by_operator()
-    monkeypatch.setattr(patch, "lost", "torch 9 has no such function: no feature")
+    monkeypatch.setattr(patch, "missing", "torch 9 has no such function: no feature")
     with pytest.warns(UserWarning, match="no such function: no feature"):
         assert fvflops.FlopCountAnalysis(model, x).by_operator() == expected
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.torch_internals import ddp_agreement, ddp_forward, loaded_contract, loaded_replicate
 
 _FORWARD = Patch(*ddp_forward)
@@ -60,7 +60,7 @@ def reducers_restored() -> Iterator[None]:
             yield
             complete = True
         finally:
-            for wrapper, iterations in ByIdentity(iterations_before).items():
+            for wrapper, iterations in IdentityMapping(iterations_before).items():
                 _restore_reducer(wrapper, iterations, complete)
 
 

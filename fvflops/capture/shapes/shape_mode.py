@@ -133,7 +133,7 @@ class ShapeMode(SubclassAwareMode):
             raise self.missing_value(op)
         self._rules.assumed[op] = what
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> None:
         """Record a kernel launch without running it; the kernel may write to all of its tensors."""
         tensors = list(tensors_of(kwargs))
         outputs = tuple(map(self.concrete.spec_of, self.recorder.uninitialised(tensors)))
@@ -354,7 +354,7 @@ class ShapeMode(SubclassAwareMode):
         index = self._indices.get(id(outcome))
         if index is None:
             assert outcome.signature is not None
-            index = recorder.number(outcome.signature)
+            index = recorder.index_of(outcome.signature)
             if outcome.cacheable:
                 self._indices[id(outcome)] = index
         if recorder.backward or recorder.has_threads:
@@ -481,7 +481,7 @@ class ShapeMode(SubclassAwareMode):
                 for item in items
             ]
             signature = self._inference.sign(op, args, kwargs, outputs, build)
-        self.recorder.add(self.recorder.number(signature), reads, writes)
+        self.recorder.add(self.recorder.index_of(signature), reads, writes)
         if self._inner_calls is not None:
             self._inner_calls.append((outcome, reads, writes))
         return result

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.recorder.signature import describe_tensor, known_schema
+from fvflops.capture.recorder.signature import cached_schema, describe_tensor
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
 # A call that was not run: its signature, its phase, and its number of calls.
@@ -104,7 +104,7 @@ def add_calls(trace: Trace, added: list[Call]) -> Trace:
 
 
 def _sign(op: Any, *outputs: Value, **inputs: Value) -> Signature:
-    schema = known_schema(op)
+    schema = cached_schema(op)
     values = [inputs.get(name, default) for name, default in zip(schema.names, schema.defaults, strict=True)]
     return Signature(schema.name, schema.names, tuple(values), outputs, schema.text)
 

@@ -15,7 +15,7 @@ from fvflops.analysis.inputs import check_repeatable
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
-from fvflops.capture.instrument.module_clock import clock_modules
+from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
@@ -223,10 +223,10 @@ class ProfileAnalysis(FlopCountAnalysis):
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
-        uses_autograd = trace.info.vocabulary == "core" and torch.is_grad_enabled()
+        uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
-        return [clock_modules(model, args, kwargs, gradients=gradients, written=written)]
+        return [time_modules(model, args, kwargs, gradients=gradients, written=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)

@@ -947,7 +947,7 @@ def test_errors_of_the_model_are_raised_unchanged(model: nn.Module, loss: Any, l
 
 def test_invalid_execution_raises():
     for make in (record_call, FlopCountAnalysis):
-        with pytest.raises(ValueError, match="auto, shapes, real, not 'fast'"):
+        with pytest.raises(ValueError, match=r"auto, shapes, real.*'fast'"):
             make(nn.Identity(), (torch.ones(1),), execution="fast")
 
 

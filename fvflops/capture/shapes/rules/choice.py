@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import known_schema
+from fvflops.capture.recorder.signature import cached_schema
 from fvflops.capture.shapes.layouts.elementwise import NOT_ELEMENTWISE, with_elementwise_strides
 from fvflops.capture.shapes.rules.fast_path import with_fast_path
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
@@ -19,12 +19,12 @@ _RuleLookup = Callable[[str], "_Rule | None"]
 
 def choose_rule(func: Any, find_rule: _RuleLookup) -> _Rule:
     """Return the rule for an op's results on the meta device; `find_rule` returns this package's rule by op name."""
-    name = known_schema(func).name
+    name = cached_schema(func).name
     return with_fast_path(name, find_rule(name) or _default_rule(func, name, find_rule))
 
 
 def _default_rule(func: Any, name: str, find_rule: _RuleLookup) -> _Rule:
-    if known_schema(func).composite:
+    if cached_schema(func).composite:
         return _decomposition_rule(func, find_rule)
     if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in NOT_ELEMENTWISE:
         return with_elementwise_strides(func, func)
