@@ -65,10 +65,10 @@ def _record(analysis: ModelAnalysis) -> Trace:
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
-    known = len(sys.modules)
+    imported = len(sys.modules)
     trace = _record_again(analysis, run)
     # Where a rule made torch import modules lazily, frames in reference cycles kept tensors alive: record again.
-    return trace if len(sys.modules) == known else _record_again(analysis, run)
+    return trace if len(sys.modules) == imported else _record_again(analysis, run)
 
 
 def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
@@ -98,16 +98,16 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
             with recording_lock(), suspend_outer_recordings(), gc_paused():
                 session.start()
                 try:
-                    shapes = session.in_shapes((args, dict(kwargs)))
+                    shape_args, shape_kwargs = session.in_shapes((args, dict(kwargs)))
                     with torch.no_grad(), model_runs():
-                        result = model(*shapes[0], **shapes[1])
+                        result = model(*shape_args, **shape_kwargs)
                     complete = True
                 finally:
                     try:
                         session.stop(complete=complete)
                     finally:
                         inputs.restore()
-                del result, shapes
+                del result, shape_args, shape_kwargs
                 session.release()
         except Exception as error:  # record_again raises it again, or falls back to real execution
             if is_interrupt(error):
