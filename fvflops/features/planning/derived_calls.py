@@ -43,9 +43,8 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
         buffers[describe_tensor(buffer).dtype] += buffer.numel()
     c10d = torch.ops.c10d
     for dtype, size in buffers.items():
-        broadcast = _make_signature(
-            c10d.broadcast_.default, tensors=(TensorSpec((size,), dtype, device),), process_group=group, root_rank=0
-        )
+        tensors = (TensorSpec((size,), dtype, device),)
+        broadcast = _make_signature(c10d.broadcast_.default, tensors=tensors, process_group=group, root_rank=0)
         added.append((broadcast, "forward", 1))
     for dtype, size in gradients.items():
         allreduce = _make_signature(

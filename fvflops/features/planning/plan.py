@@ -58,8 +58,8 @@ class RankPlan:
     """One rank's work in one training step.
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
-    are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes its
-    calls that are estimated, not run, and `left_out` the work of a real step that is not included.
+    are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
+    its calls that are estimated, not run, and `left_out` the work of a real step that is not included.
     """
 
     mesh: Mapping[str, int]

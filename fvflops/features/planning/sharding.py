@@ -92,8 +92,8 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
     if not tp_plan:
         kind = "sequence-parallel" if sequence else "tensor-parallel"
         raise ShardingError(
-            f"no {kind} plan is known for {name}: pass shard_by, a function of (model, mesh) that applies one, "
-            "such as by torch.distributed.tensor.parallel.parallelize_module"
+            f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
+            "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
     return Sharding(dict(tp_plan))
 
@@ -110,7 +110,7 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
         if style not in styles:
             raise ShardingError(
                 f"the sharding style of {pattern} in {type(model).__name__} must be one of {', '.join(styles)}; got "
-                f"{style!r}: pass shard_by, a function of (model, mesh) that splits the model"
+                f"{style!r}: pass shard_by (--shard), a function of (model, mesh) that splits the model"
             )
         for name, module in list(model.named_modules()):
             if _matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
