@@ -74,7 +74,7 @@ def test_a_profile_by_module_operator_and_op(capsys):
     assert columns(text)[:3] == ["module", "calls", "time"] and "self" in columns(text)
     assert max(map(len, text.splitlines())) <= 80
     _, wide, _ = run(capsys, *LENET, "--format", "markdown")
-    assert "| kept | peak |" in wide
+    assert "| retained | peak |" in wide
     assert [line.split()[0] for line in text.splitlines() if line.startswith(" f")] == ["features"]
     _, text, _ = run(capsys, *LENET, "--by", "operator", "--top", "2", "--sort", "flops", "--peaks", "H100")
     assert "roofline" in columns(text)
@@ -145,7 +145,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--schedule", "wait=3,active=1", "--steps", "3"], "of 3 steps the schedule makes none active"),
+        (["--schedule", "wait=3,active=1", "--steps", "3"], "the schedule makes none of 3 steps active"),
         (["--schedule", "active=1"], "--schedule needs --steps N"),
         (["--steps", "3"], "--steps is the number of runs of a --schedule"),
         (["--schedule", "activ=1", "--steps", "1"], "a schedule has no 'activ': did you mean 'active'?"),

@@ -331,11 +331,10 @@ class _Lifetimes:
 
     def _return_after(self, index: int) -> int:
         """Return the index of the first event after one at which the outermost module returns."""
-        later = range(index + 1, len(self._events))
-        returns = (
-            number for number in later if self._events[number].kind == "exit" and self._events[number].stack == 0
-        )
-        return next(returns, index + 1)
+        for later in range(index + 1, len(self._events)):
+            if self._events[later].kind == "exit" and self._events[later].stack == 0:
+                return later
+        return index + 1
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:
