@@ -52,7 +52,7 @@ def generation_cost(
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
     first = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
     end = prompt + new - 1
-    known = decode.holds_on[0]
+    known = decode.domain[0]
     start = end if decode.polynomial is None or known.step > 1 else min(max(known.first, prompt), end)
     decoding = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
     if decode.polynomial is not None and start < end:
@@ -64,7 +64,7 @@ def generation_cost(
         new=new,
         prefill=prefill,
         decode=decode,
-        whole=_sum(prefill, decode),
+        polynomial=_sum(prefill, decode),
         total=first + decoding,
         counted_up_to=start,
     )

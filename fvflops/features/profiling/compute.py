@@ -45,7 +45,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     for entry in counts.entries:
         unknown = entry.calls if entry.status is Status.UNSUPPORTED else 0
         sums.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
-    unmoved = _add_bytes(trace, sums, walk)
+    unknown_traffic = _add_bytes(trace, sums, walk)
     if roofline is not None:
         for bounded in roofline.entries:
             sums.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
@@ -57,7 +57,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
         outside_ns=walk.outside_ns,
         peaks="" if roofline is None else roofline.device,
         unknown=dict(counts.ledger()[Status.UNSUPPORTED]),
-        unmoved=dict(unmoved),
+        unknown_traffic=dict(unknown_traffic),
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,
     )
@@ -75,18 +75,18 @@ def _add_bytes(trace: Trace, sums: _Sums, walk: _Walk) -> Counter[str]:
     """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
     moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
-    unmoved: Counter[str] = Counter()
+    unknown_traffic: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
         traffic = cost_model.op_traffic(signature)
         operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
-            unmoved[signature.packet] += calls
-            sums.add(scopes[stack], phase, operator, unmoved=calls)
+            unknown_traffic[signature.packet] += calls
+            sums.add(scopes[stack], phase, operator, unknown_traffic=calls)
         else:
             read, written = traffic
             sums.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
-    return unmoved
+    return unknown_traffic
 
 
 def _make_rows(
@@ -94,10 +94,9 @@ def _make_rows(
 ) -> dict[str, dict[str, ProfileRow]]:
     rows: dict[str, dict[str, ProfileRow]] = {}
     for phase in dict.fromkeys([*times, *sums]):
-        names = dict.fromkeys([*times.get(phase, {}), *sums.get(phase, {})])
-        rows[phase] = {
-            name: _make_row(name, sums.get(phase, {}), times.get(phase, {}), memory[phase]) for name in names
-        }
+        phase_sums, phase_times = sums.get(phase, {}), times.get(phase, {})
+        names = dict.fromkeys([*phase_times, *phase_sums])
+        rows[phase] = {name: _make_row(name, phase_sums, phase_times, memory[phase]) for name in names}
     return rows
 
 

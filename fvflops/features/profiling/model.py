@@ -20,9 +20,10 @@ class ProfileRow:
     """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
     `self_ns` excludes submodules. `read` and `written` are memory traffic without cache reuse or fusion,
-    `least_seconds` the least time by a device's roofline. `unknown` op calls are unsupported, `unmoved` ones have
-    unknown traffic. `before` and `after` are the memory allocated before the first and after the last call, `retained` the bytes that
-    the calls allocated and did not free, `peak` the most allocated during them; None where memory was not measured.
+    `least_seconds` the least time by a device's roofline. `unknown` is the number of calls of unsupported ops,
+    `unknown_traffic` that of ops with unknown traffic. `before` and `after` are the memory allocated before the first
+    and after the last call, `retained` the bytes that the calls allocated and did not free, `peak` the most allocated
+    during them; None where memory was not measured.
 
     >>> row = ProfileRow(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
     >>> row.flops_per_second, row.intensity, row.roofline_share
@@ -36,7 +37,7 @@ class ProfileRow:
     unknown: int = 0
     read: int = 0
     written: int = 0
-    unmoved: int = 0
+    unknown_traffic: int = 0
     least_seconds: float = 0.0
     before: int | None = None
     after: int | None = None
@@ -72,8 +73,8 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
 
     >>> first = ProfileRow(calls=1, flops=8, before=0, after=4, retained=4, peak=6)
     >>> sum_rows([first, ProfileRow(calls=2, before=4, after=1, retained=-3)])
-    ProfileRow(calls=3, total_ns=0, self_ns=0, flops=8, unknown=0, read=0, written=0, unmoved=0, least_seconds=0.0, \
-before=0, after=1, retained=1, peak=6)
+    ProfileRow(calls=3, total_ns=0, self_ns=0, flops=8, unknown=0, read=0, written=0, unknown_traffic=0, \
+least_seconds=0.0, before=0, after=1, retained=1, peak=6)
     """
     parts = list(rows)
     retained = [row.retained for row in parts if row.retained is not None]
@@ -88,7 +89,7 @@ before=0, after=1, retained=1, peak=6)
     )
 
 
-_COUNTS = ("calls", "total_ns", "self_ns", "flops", "unknown", "read", "written", "unmoved")
+_COUNTS = ("calls", "total_ns", "self_ns", "flops", "unknown", "read", "written", "unknown_traffic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class Profile:
     `by_module` is phase → a module's canonical name → its row, with all that ran inside its calls; the root's is all of
     the phase, `outside_ns` of which ran outside all module calls. `by_operator` is phase → op → row. `columns` is which
     of "time" and "memory" were measured. `peaks` names the device of the roofline, "" for none. `unknown` is
-    unsupported ops → calls, `unmoved` ops of unknown memory traffic → calls, `without_peak` dtypes without a peak on
-    the device → FLOPs. `about` describes the run and the table.
+    unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a peak
+    on the device → FLOPs. `about` describes the run and the table.
     """
 
     modules: ModuleTree
@@ -109,7 +110,7 @@ class Profile:
     outside_ns: int = 0
     peaks: str = ""
     unknown: Mapping[str, int] = field(default_factory=dict)
-    unmoved: Mapping[str, int] = field(default_factory=dict)
+    unknown_traffic: Mapping[str, int] = field(default_factory=dict)
     without_peak: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
 

@@ -65,7 +65,7 @@ def profile_report(
     `by` is "module" or "operator"; `phase` one phase, all if None. Modules come in the order of the model down to
     `depth` levels below the root, 2 if None, and below that where their time does not match their FLOPs. With `sort`,
     one of SORTS or a phase, or with `top`, they are ranked, by time without `sort`, and `top` rows are shown. An
-    unknown view, phase or sort key raises ValueError; one for which nothing was recorded raises TraceError or ValueError.
+    unknown view, phase or sort key raises ValueError; one for which nothing was recorded, TraceError or ValueError.
     """
     check_view(by, VIEWS, "the profile")
     check_top(top)
@@ -137,8 +137,8 @@ def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Repo
         columns.append(_ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False))
         columns.append(_ReportColumn(words("mark"), lambda item: outlier(item.row, item.total), in_total=False))
     columns.append(_ReportColumn(number("bytes"), lambda item: item.row.bytes))
-    if measured.unmoved:
-        columns.append(_ReportColumn(_UNKNOWN_BYTES, lambda item: item.row.unmoved))
+    if measured.unknown_traffic:
+        columns.append(_ReportColumn(_UNKNOWN_BYTES, lambda item: item.row.unknown_traffic))
     columns.append(_ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None))
     if "memory" in measured.columns:
         columns.append(_ReportColumn(number("memory", "retained"), lambda item: item.row.retained))
@@ -285,8 +285,8 @@ def _list_gaps(measured: Profile) -> Iterator[str]:
     if measured.unknown:
         table = plain_name(measured.about.get("table", "?"))
         yield f"Unsupported by {table}, so not counted in FLOPs: {_list(measured.unknown)}."
-    if measured.unmoved:
-        yield f"Unknown memory traffic, so not in bytes: {_list(measured.unmoved)}."
+    if measured.unknown_traffic:
+        yield f"Unknown memory traffic, so not in bytes: {_list(measured.unknown_traffic)}."
     if measured.without_peak:
         listed = ", ".join(f"{dtype} ({format_short(flops)} FLOPs)" for dtype, flops in measured.without_peak.items())
         yield f"Without a peak on {measured.peaks}, so not in roofline: {listed}."
