@@ -218,7 +218,7 @@ def test_handles_can_name_labels_and_are_checked():
     assert analysis.by_operator() == Counter(multiply=16, add=4)
     with pytest.raises(TypeError, match="pairs"):
         analysis.set_op_handle("aten::linear")
-    with pytest.raises(TypeError, match="give a function, or None"):
+    with pytest.raises(TypeError, match="must be a function, or None to ignore the op"):
         analysis.set_op_handle("aten::linear", 3)
     with pytest.raises(ValueError, match="aten::linear returned 'many'"):
         analysis.set_op_handle("aten::linear", lambda call: "many").total()

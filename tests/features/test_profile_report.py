@@ -561,9 +561,9 @@ def test_what_is_copied_has_bytes_in_an_export_and_a_view_has_none(tmp_path):
         (
             {"path": "run.json", "format": "perfetto"},
             ValueError,
-            "unknown export format 'perfetto': it is one of",
+            "export format must be one of .*; got 'perfetto'",
         ),
-        ({"path": "run.json", "weight": "watts"}, ValueError, "unknown weight 'watts'"),
+        ({"path": "run.json", "weight": "watts"}, ValueError, "weight must be one of .*; got 'watts'"),
         ({"path": "file/run.json"}, OSError, "file/run.json cannot be written: .*; choose another path"),
         ({"path": "fvflops://run.json"}, OSError, "fvflops:// is read-only"),
     ],

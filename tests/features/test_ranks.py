@@ -553,8 +553,8 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mesh", "dp=two"], "--mesh dp=two: 'dp=two' is no axis with its size"),
-        (["--mesh", "dp=2,dp=2"], "--mesh dp=2,dp=2: 'dp=2' is no axis with its size"),
+        (["--mesh", "dp=two"], "such as dp=128,tp=8; got 'dp=two'"),
+        (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
         (["--mesh", "dp=2", "--format", "xml"], "no format is called 'xml': take 'html'"),

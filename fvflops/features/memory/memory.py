@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again, weigh_by
+from fvflops.analysis.model_analysis import ModelAnalysis, cost_estimator, model_run, record_again
 from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.restore.containers import ContainerSnapshot
@@ -74,7 +74,7 @@ def _record(analysis: ModelAnalysis) -> Trace:
 def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
     if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
         return record_again(analysis, _STOPS)
-    trace = _record_without_gradients(run, weigh_by(analysis))
+    trace = _record_without_gradients(run, cost_estimator(analysis))
     return record_again(analysis, _STOPS) if trace is None else trace
 
 

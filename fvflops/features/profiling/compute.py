@@ -26,7 +26,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
     pass and the optimizer's step, where no module is called, it has the ops of the module and its submodules by name. A
     module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
-    in the root's row. Where the cost model counts a module as a unit, its ops are one operator, named by its class. A
+    in the root's row. Where the cost model counts a module as a whole, its ops are one operator, named by its class. A
     Trace without measured columns raises TraceError.
 
     >>> import torch

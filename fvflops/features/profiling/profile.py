@@ -178,7 +178,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        model = self._run.the_model()
+        model = self._run.require_model()
         args, kwargs = self._run.arguments()
         if len(self._actions) > 1 or "time" in self._measure:
             check_repeatable(args, kwargs)
@@ -219,7 +219,7 @@ class ProfileAnalysis(FlopCountAnalysis):
 
         `versions` are those of the model's parameters before that run. The list is empty where there are no times.
         """
-        model = self._run.the_model()
+        model = self._run.require_model()
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
@@ -256,8 +256,8 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(trace, events=tuple(events), about=about)
 
     def _describe_device(self) -> str:
-        args, kwargs = self._run.arguments()
-        device = next((tensor.device for tensor in _tensors(self._run.the_model(), args, kwargs)), torch.device("cpu"))
+        tensors = _tensors(self._run.require_model(), *self._run.arguments())
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)

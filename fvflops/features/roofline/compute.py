@@ -65,7 +65,7 @@ def roofline(
     counts = count(trace, cost_model, "bytes")
     entries = tuple(timer.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
     if timer.without_peak and not timer.peaks:
-        device.peak(next(iter(timer.without_peak)))  # raises the error that lists the device's peaks
+        device.peak(next(iter(timer.without_peak)))  # raises, with the dtypes that the device has
     return Roofline(
         device.name,
         int(device.bandwidth),
@@ -82,7 +82,7 @@ def roofline(
 class _WorkCostModel:
     """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
 
-    The memory traffic of a region that the table counts as a unit is its inputs, outputs and parameters.
+    The memory traffic of a region that the table counts as a whole is its inputs, outputs and parameters.
     """
 
     def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:

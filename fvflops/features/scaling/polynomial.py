@@ -44,9 +44,8 @@ class Polynomial:
     def __call__(self, **values: int) -> Number:
         """Return the value; a missing and an unknown variable raise TypeError."""
         if values.keys() != set(self.variables):
-            raise TypeError(
-                f"the variables of this polynomial must be {', '.join(self.variables)}; got {', '.join(values) or 'none'}"
-            )
+            names = ", ".join(self.variables)
+            raise TypeError(f"the variables of this polynomial must be {names}; got {', '.join(values) or 'none'}")
         return self.at([values[name] for name in self.variables])
 
     def at(self, values: Iterable[int]) -> Number:
