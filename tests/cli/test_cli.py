@@ -281,7 +281,9 @@ def test_ops_lists_and_explains(capsys):
     assert code == 0 and "ignored" in out
     for name, message in (
         ("aten::lineer", "'aten::linear'"),
-        ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
+        ("aten::add.Tenser", "no op is called 'aten::add.Tenser', and no module class in table 'default'\n"),
+        ("torch.nn.LSTM", "no op is called 'torch.nn.LSTM', and no module class in table 'default'\n"),
+        ("LSTM", "did you mean 'aten::lstm'?"),
     ):
         code, out, err = run(capsys, "ops", name)
         assert (code, out) == (2, "") and message in err
