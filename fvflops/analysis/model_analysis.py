@@ -44,7 +44,7 @@ _ANCESTOR_MODES = ("owner", "caller")
 class ModelAnalysis:
     """A metric of a model, by operator, by module and by both; without handles it counts nothing.
 
-    `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
+    `model` is a module or a function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
     of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the source line that called it.
     With `warn=False` no warnings of unsupported ops and uncalled modules are logged. The model runs once, on first
     access to a result, and its state is restored afterwards. An op counts for the innermost module call around it, and
@@ -152,9 +152,9 @@ class ModelAnalysis:
         """
         if len(args) % 2:
             raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")
-        named = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
+        passed = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
         # All are checked before any is set.
-        handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in named.items()}
+        handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in passed.items()}
         self._handles.update(handles)
         self._counts = self._by_module_and_operator = None
         return self

@@ -62,14 +62,14 @@ def _run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def build_parser(wanted: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the arguments of the `wanted` commands."""
+def build_parser(selected: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with the arguments of the `selected` commands."""
     parser = _Parser(prog="fvflops", description="What a PyTorch model costs, and where.")
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
-        if name not in wanted:
+        if name not in selected:
             continue
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_argument(

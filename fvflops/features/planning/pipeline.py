@@ -97,9 +97,9 @@ def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, 
     """Return the inputs of a later stage, with the hidden state instead of the model's input."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
-    named.pop(stages.input_argument, None)
-    named[stages.hidden_argument] = torch.empty(
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments.pop(stages.input_argument, None)
+    arguments[stages.hidden_argument] = torch.empty(
         hidden.shape, dtype=getattr(torch, hidden.dtype), device="meta", requires_grad=True
     )
-    return (), named
+    return (), arguments

@@ -106,7 +106,7 @@ def _make_row(
     columns: dict[str, Any] = dict(sums.get(name, {}))
     timing = times.get(name)
     if timing is not None:
-        columns |= {"calls": timing.calls, "total_ns": timing.total, "self_ns": timing.own}
+        columns |= {"calls": timing.calls, "total_ns": timing.total, "self_ns": timing.self_time}
     if name in memory:
         columns |= memory[name].columns()
     return ProfileRow(**columns)
@@ -114,17 +114,17 @@ def _make_row(
 
 @dataclass(slots=True)
 class _Timing:
-    """The times of a module or an operator in ns; `own` excludes submodules."""
+    """The times of a module or an operator in ns; `self_time` excludes submodules."""
 
     calls: int = 0
     total: int = 0
-    own: int = 0
+    self_time: int = 0
 
     def add(self, duration: int, *, calls: int) -> None:
         """Add calls of the time `duration`, without nested ones."""
         self.calls += calls
         self.total += duration
-        self.own += duration
+        self.self_time += duration
 
 
 @dataclass(slots=True)
