@@ -442,7 +442,7 @@ def test_a_schedule_says_which_runs_are_measured():
     ("options", "message"),
     [
         ({"schedule": schedule(wait=3, active=1), "steps": 3}, "the schedule makes none of 3 steps active"),
-        ({"schedule": schedule(active=1)}, "a schedule needs steps"),
+        ({"schedule": schedule(active=1)}, "with a schedule, steps must be the number of runs"),
         ({"steps": 3}, "steps is the number of runs of a schedule"),
     ],
     ids=["never active", "no steps", "no schedule"],
@@ -491,7 +491,7 @@ def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
 
 
 def test_a_model_on_meta_has_nothing_to_measure():
-    with pytest.raises(ValueError, match="a profile needs real execution, and the meta device has no numbers"):
+    with pytest.raises(ValueError, match="a profile needs real execution, and the meta device has no values"):
         ProfileAnalysis(nn.Linear(2, 2, device="meta"), torch.ones(1, 2)).table()
 
 

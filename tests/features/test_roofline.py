@@ -195,7 +195,7 @@ def test_a_region_that_a_table_counts_moves_what_crosses_its_edge(tmp_path):
         ({"device": "H10"}, "no device 'H10': did you mean 'H100'?"),
         ({"device": Device("m", matrix={"fp32": 1e12})}, "m has no bandwidth, which a roofline needs"),
         ({"device": SLOW, "dtype": "bloat16"}, "no device has a peak for the dtype 'bloat16'"),
-        ({"device": SLOW, "float32_matmul": "fast"}, "float32_matmul is 'fast'"),
+        ({"device": SLOW, "float32_matmul": "fast"}, "float32_matmul must be 'ieee', 'tf32' or None; got 'fast'"),
         ({"device": SLOW, "table": "exactly"}, "exactly"),
     ],
     ids=["device", "bandwidth", "dtype", "float32_matmul", "table"],

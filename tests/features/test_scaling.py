@@ -294,7 +294,7 @@ def linear(batch):
         ({"vary": {"batch": (7, 7)}}, "batch=7..7 has one size"),
         ({"vary": {"batch": (9, 1)}}, "batch=9..1 is empty"),
         ({"vary": {"batch": range(5, 5)}}, "batch=range.5, 5. is empty"),
-        ({"vary": {"batch": (0, 4)}}, "a size is at least 1"),
+        ({"vary": {"batch": (0, 4)}}, "sizes and steps must be at least 1"),
         ({"vary": {"batch": 4}}, "batch must be .first, last., .* or a range; got 4"),
         ({"vary": {}}, "vary is empty: pass the range of a size"),
         (
@@ -486,7 +486,7 @@ def test_the_command_generates(capsys):
     # Twelve squares of the width a layer, norms at 5 for each element, and the head.
     token = 2 * 12 * 32**2 + 5 * 5 * 32 + 32 * 64
     assert code == 0 and f"one token = 128·L + {token + 128:,}\n" in out
-    assert re.search(r"\nall 19 decoded  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\nwhole  " in out
+    assert re.search(r"\nall 19 decoded  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\ntotal  " in out
     code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
     record = json.loads(out)
     prefill = record["prefill"]["polynomial"]["terms"]
@@ -575,7 +575,10 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         (["zoo:llama_tiny", "--vary", "lenght=1..9"], "--vary lenght: no input or argument has this size"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "batch,seq:int64"], "'batch' is not varied: add --vary batch="),
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is not a dtype"),
-        (["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"], "--metric must be one of flops, macs, .*; got 'byte'"),
+        (
+            ["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"],
+            "--metric must be one of flops, macs, activations, parameters, bytes; got 'byte'",
+        ),
         (["zoo:gpt2", "--vary", "seq=1..9", "--format", "htm"], "--format: no format is called 'htm'"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),

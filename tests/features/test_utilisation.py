@@ -216,7 +216,7 @@ def test_more_than_all_is_refused_with_what_to_check():
     # 100 / 66.9 is 1.49 s, three times 0.5; 100 / 494.7 s is 40.4 %, and 100 / 989.4 s is 20.2 %.
     assert str(caught.value) == (
         "MFU would be 299.0%: 100T FLOPs in fp32 take 1 × H100 SXM at least 1.49 s, and seconds is 500 ms; check "
-        "seconds, device, dtype (it was taken as fp32: 40.4% at tf32, 20.2% at fp16, 20.2% at bf16), "
+        "seconds, device, dtype (assumed fp32: 40.4% at tf32, 20.2% at fp16, 20.2% at bf16), "
         "devices (at least 3), counts (a kernel may skip counted work, such as the masked half of causal "
         "attention)"
     )
@@ -227,9 +227,7 @@ def test_a_sparse_or_narrower_dtype_is_suspected_where_it_would_do():
         UtilisationError, match=r"^HFU would be 150.0%: 0.15P FLOPs in bf16 take 1 × chip .* 1.5 s"
     ) as caught:
         hfu(150 * T, 1, device=CHIP, dtype="bf16")
-    assert "(it was taken as bf16: 75.0% at fp8), devices (at least 2), sparse (75.0% at the 2:4 peak)" in str(
-        caught.value
-    )
+    assert "(assumed bf16: 75.0% at fp8), devices (at least 2), sparse (75.0% at the 2:4 peak)" in str(caught.value)
     with pytest.raises(UtilisationError, match=r"dtype, devices \(at least 3\), sparse, counts"):
         mfu(250 * T, 1, device=CHIP, dtype="bf16")
     with pytest.raises(UtilisationError, match=r"take 2 × chip .* dtype, devices \(at least 3\), counts"):
