@@ -183,7 +183,7 @@ class _Walk:
         self._region_costs = region_costs(trace, cost_model)
         self.covering = _find_covering(trace, self._region_costs)
         self._scopes = trace.scopes()
-        self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
+        self._called_modules = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._modules_by_scope: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
         # Open region → the peak memory of ops in it so far.
         self._peaks: dict[RegionCall | None, int] = {}
@@ -201,7 +201,7 @@ class _Walk:
         self.outside_ns = 0
         # Thread → the memory of the modules of its last op in a backward pass or optimizer step, and the bytes
         # allocated after that op.
-        self._last: dict[int, tuple[list[_Memory], int]] = {}
+        self._last_backward_op: dict[int, tuple[list[_Memory], int]] = {}
 
     def run(self) -> None:
         """Walk over all events."""
@@ -226,42 +226,42 @@ class _Walk:
         return names
 
     def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
-        called = self._called.get(phase, frozenset())
+        called = self._called_modules.get(phase, frozenset())
         return (above for above in modules_above(name) if above not in called)
 
-    def _time(self, phase: str, name: str) -> _Timing:
+    def _timing_of(self, phase: str, name: str) -> _Timing:
         return self.module_times.setdefault(phase, {}).setdefault(name, _Timing())
 
     def _record_peak(self, call: RegionCall | None, peak: int | None) -> None:
         if peak is not None:
             self._peaks[call] = max(peak, self._peaks.get(call, peak))
 
-    def _add_op(self, event: Event, around: RegionCall | None) -> None:
+    def _add_op(self, event: Event, region_call: RegionCall | None) -> None:
         scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
         covering = self.covering.get((event.stack, phase))
         operator = self._trace.signatures[event.item].packet if covering is None else covering
         self.operator_times[phase][operator].add(duration, calls=int(covering is None))
         if not scope and phase not in BY_OWNER:
             # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
-            self._time(phase, "").add(duration, calls=0)
+            self._timing_of(phase, "").add(duration, calls=0)
             self.outside_ns += duration
         if event.memory_before is None or event.memory_after is None:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
         self.operator_memory[phase][operator].add(*memory)
         # Memory that autograd frees after an op is freed before the next one.
-        owners, allocated = self._last.pop(event.thread, ([], 0))
-        for owner in owners:
-            owner.retained += event.memory_before - allocated
+        previous, allocated = self._last_backward_op.pop(event.thread, ([], 0))
+        for module_memory in previous:
+            module_memory.retained += event.memory_before - allocated
         if phase in BY_OWNER:
-            owners = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
-            for owner in owners:
-                owner.add(*memory)
-            self._last[event.thread] = owners, event.memory_after
+            modules = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
+            for module_memory in modules:
+                module_memory.add(*memory)
+            self._last_backward_op[event.thread] = modules, event.memory_after
             return
         if not scope:
             self.module_memory[phase][""].add(*memory)
-        self._record_peak(around, event.memory_peak)
+        self._record_peak(region_call, event.memory_peak)
 
     def _exit_region(self, event: Event, call: RegionCall) -> None:
         region = self._trace.regions[call.region]
@@ -274,10 +274,10 @@ class _Walk:
             return
         names = [region.name]
         regions = [self._trace.regions[outer.region] for outer in call.around()]
-        around = [outer.name for outer in regions if outer.kind == "module"]
+        enclosing = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
-            if not any(_is_in(inner, name) for inner in around):
-                self._time(event.phase, name).total += event.duration_ns or 0
+            if not any(_is_in(inner, name) for inner in enclosing):
+                self._timing_of(event.phase, name).total += event.duration_ns or 0
                 names.append(name)
         if event.memory_before is not None and event.memory_after is not None:
             for name in names:

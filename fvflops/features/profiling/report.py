@@ -271,9 +271,10 @@ def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
 
 def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
     text = "self is a module's time without its submodules."
-    without_calls = [name for name in phases if name in ("backward", "optimizer")]
-    if without_calls:
-        text += f" In {' and '.join(without_calls)}, where no module is called, times are those of the module's ops."
+    if "backward" in phases:
+        text += " In backward, where no module is called, times are those of the module's ops."
+    if "optimizer" in phases:
+        text += " The optimizer step is included in model only."
     if measured.outside_ns and "forward" in phases:
         outside = format_seconds(measured.outside_ns / 1e9)
         text += f" Ops outside all modules, such as the loss, took {outside}, included in model."
