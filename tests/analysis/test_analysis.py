@@ -359,6 +359,24 @@ def test_uncalled_modules_are_warned_of_in_one_line(caplog):
     assert len(caplog.records) == 1 and "unused" in caplog.text and "holder" not in caplog.text
 
 
+@pytest.mark.parametrize("write", [flop_count_table, flop_count_str])
+def test_a_table_disables_warnings_while_it_runs_the_model_and_restores_them(write, caplog):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x + 1
+
+    analysis = FlopCountAnalysis(Net(), X)
+    with caplog.at_level(logging.WARNING):
+        write(analysis)
+        assert not caplog.records
+        analysis.copy(new_inputs=torch.ones(2, 4)).total()
+        assert len(caplog.records) == 1
+
+
 def test_warnings_of_the_model_can_be_silenced():
     import warnings
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tables",
         metavar="A,B,...",
-        help="conventions to compare; that of --table is always included (default: default); default: all shipped ones",
+        help="conventions to compare with that of --table, which is always listed, first; default: all shipped ones",
     )
     add_report(parser)
 
