@@ -185,7 +185,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["transformers:BertModle"], "transformers has no 'BertModle': the nearest is 'BertModel'"),
         (["transformers:BertModel", "--config", "{"], "--config {:"),
         (["transformers:BertModel", "--config", "missing.json"], "missing.json"),
-        (["zoo:lenet5", "--config", "{}"], "--config is for transformers models"),
+        (["zoo:lenet5", "--config", "{}"], "--config applies to transformers:CLASS only"),
         (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is not a shape; write it like 1,3,224,224"),
         (["zoo:lenet5", "--input", "1:floot"], "'floot' is not a dtype"),
         (["zoo:lenet5", "--input", "0y=1"], "'0y' is not an argument name"),

@@ -195,7 +195,7 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
     ("options", "message"),
     [
         (["nets.py:build", "--repeat", "0"], "repeat must be an integer >= 1, not 0"),
-        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no numbers"),
+        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no values"),
         (
             ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
             "--ignore aten::veiw: there is no such op; the nearest is aten::view",

@@ -169,7 +169,7 @@ def test_deeper_modules_take_the_place_of_those_that_hold_them():
 
 def test_a_roofline_without_flops_says_so():
     drawn = roofline(FlopCountAnalysis(nn.Flatten(), torch.ones(2, 3, 4), table="exact"), device=SLOW)
-    assert "nothing here does any FLOPs" in read_texts(roofline_plot.draw_roofline(drawn))
+    assert "no FLOPs" in read_texts(roofline_plot.draw_roofline(drawn))
     with pytest.raises(ValueError, match="the roofline"):
         roofline_plot.draw_roofline(drawn, by="phase")
 
