@@ -41,7 +41,8 @@ def row_report(table: FormulaTable, name: str) -> Document:
     found = table.row(op)
     schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
     if not schemas and (found is None or (found.name != op and "." in op)):
-        raise ValueError(f"no op is called {op!r}{suggest(op, [*table.rows, *table.modules])}")
+        hint = suggest(op.lower(), table.rows, cutoff=0.8) or suggest(name, table.modules, cutoff=0.8)
+        raise ValueError(f"no op is called {name!r}, and no module class in table {table.name!r}{hint}")
     lines = [("schema", str(schema)) for schema in schemas.values()]
     if found is not None:
         return _write_row(op, found, [*lines, *_describe_row(table, found, op)])

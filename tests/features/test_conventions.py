@@ -126,7 +126,7 @@ def test_json_has_every_pair(capsys):
         (["--tables", ","], "--tables ',' names no convention"),
         (["--format", "htlm"], "--format: no format is called 'htlm': take 'html'"),
         (["--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'"),
-        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
+        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):

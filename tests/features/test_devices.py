@@ -188,7 +188,7 @@ def test_an_unknown_name_is_told_in_a_line():
         find_device("potato")
     with pytest.raises(ValueError, match="a slice of a device"):
         find_device("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
-    with pytest.raises(TypeError, match=r"device\(type='cpu'\): write its name"):
+    with pytest.raises(TypeError, match=r"device must be a name such as 'H100', or a Device; got device\(type='cpu'\)"):
         find_device(torch.device("cpu"))
 
 
@@ -241,14 +241,17 @@ def test_a_device_of_ones_own():
     [
         ({}, "mine has no peak"),
         ({"matrix": {"bf61": 1e12}}, "no device has a peak for the dtype 'bf61': did you mean 'bf16'"),
-        ({"matrix": {"bf16": 0}}, "matrix of mine at bf16 is 0: give a positive number"),
-        ({"matrix": {"bf16": True}}, "matrix of mine at bf16 is True"),
-        ({"matrix": {"bf16": float("nan")}}, "matrix of mine at bf16 is nan"),
-        ({"matrix": {"bf16": "4e12"}}, "matrix of mine at bf16 is '4e12'"),
+        ({"matrix": {"bf16": 0}}, "matrix of mine at bf16 must be a positive number; got 0"),
+        ({"matrix": {"bf16": True}}, "matrix of mine at bf16 must be a positive number; got True"),
+        ({"matrix": {"bf16": float("nan")}}, "matrix of mine at bf16 must be a positive number; got nan"),
+        ({"matrix": {"bf16": "4e12"}}, "matrix of mine at bf16 must be a positive number; got '4e12'"),
         ({"matrix": {"bf16": 1e12, "bfloat16": 2e12}}, "bf16, bfloat16 name one dtype twice"),
-        ({"matrix": {"bf16": 2e12}, "sparse": {"bf16": 1e12}}, "bf16 has 1000000000000 beside the dense 2000000000000"),
-        ({"vector": {"fp32": 2e12}, "sparse": {"bf16": 1e12}}, "beside nothing dense"),
-        ({"matrix": {"bf16": 2e12}, "bandwidth": -1}, "bandwidth of mine is -1"),
+        (
+            {"matrix": {"bf16": 2e12}, "sparse": {"bf16": 1e12}},
+            "bf16 has 1000000000000, but the dense peak 2",
+        ),
+        ({"vector": {"fp32": 2e12}, "sparse": {"bf16": 1e12}}, "but no dense peak"),
+        ({"matrix": {"bf16": 2e12}, "bandwidth": -1}, "bandwidth of mine must be a positive number; got -1"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(figures, text):
@@ -283,7 +286,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("[C1]", "C1", 3, "aliases of Chip One is the text 'C1', not a list such as [H100, H100 SXM5]"),
         ("[C1]", "[one-chip]", 2, "'one-chip' is given twice: it is a name of Chip One too"),
         ("[C1]", "[NVIDIA GPU]", 2, "'NVIDIA GPU' names no device"),
-        ("aliases: [C1]", "sparse: {bf16: 2e12}", 2, "bf16 has 2000000000000 beside the dense 4000000000000"),
+        ("aliases: [C1]", "sparse: {bf16: 2e12}", 2, "bf16 has 2000000000000, but the dense peak 4000000000000"),
         ("    source", "    bandwidth: fast\n    source", 5, "bandwidth of Chip One is 'fast'"),
         (MINE, "devices: {}\n", 1, "there are no devices"),
         (MINE, "device: {}\n", 1, "unknown key 'device': did you mean 'devices'?"),

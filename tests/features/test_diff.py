@@ -367,9 +367,9 @@ def test_a_git_revision_is_compared_with_the_working_tree(repository, capsys):
 
 def test_a_mistake_in_a_revision_is_reported(repository, capsys):
     for name, message in {
-        "HAED:models/net.py:build": "HAED is no revision",
+        "HAED:models/net.py:build": "this git repository has no revision HAED",
         "HEAD:models/nett.py:build": "has no file 'models/nett.py': the nearest is 'models/net.py'",
-        "--help:models/net.py:build": "is no revision",
+        "--help:models/net.py:build": "has no revision",
     }.items():
         assert main(["diff", "--", name, "zoo:lenet5"]) == 2
         assert message in capsys.readouterr().err

@@ -203,7 +203,7 @@ def test_runs_that_differ_are_told():
 
     profile = ProfileAnalysis(Growing(), torch.ones(2), warmup=0, repeat=4)
     assert profile.trace().about["runs"] == "3"
-    assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are left out"
+    assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are ignored"
 
 
 def test_bad_input():

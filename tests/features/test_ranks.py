@@ -19,7 +19,7 @@ from fvflops.cli import main
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Volume
 from fvflops.features.communication.ranks import Ranks, gather
-from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
+from fvflops.features.planning.plan import PlanError, fake_process_group, plan_rank
 from fvflops.features.planning.report import plan_report
 from fvflops.features.planning.sharding import ShardingError
 from fvflops.reports.formats import FORMATS, write_document
@@ -346,7 +346,7 @@ def test_a_plan_does_not_change_the_model_or_the_program():
 
 
 def test_shape_execution_does_not_change_fsdp2():
-    with pretended_world(2, 0):
+    with fake_process_group(2, 0):
         model = shard_fully(Wide())
         first = record(model, FEATURES, "shapes")
         train(model, FEATURES)  # raises if a tensor has no values
@@ -392,21 +392,23 @@ def test_a_function_shards_any_model():
     plan = plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4}, shard_by=split)
     assert plan.parameters == (6 * 8 + 8 + 8 * 3) // 4 + 3
     assert plan.communication().by_collective() == {"all_reduce": Volume(1, FLOAT * 15, 2 * 3 * FLOAT * 15 // 4)}
-    with pytest.raises(ShardingError, match=r"Sequential is a model of which no tensor-parallel plan is known"):
+    with pytest.raises(ShardingError, match=r"no tensor-parallel plan is known for .*Sequential: pass shard_by"):
         plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4})
 
 
 @pytest.mark.parametrize(
     ("mesh", "rank", "message"),
     [
-        ({"tp": 8}, 8, "rank 8 is none of the mesh's 8: they are 0 to 7"),
-        ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
-        ({}, 0, "a mesh has axes from .*, not none"),
-        ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
+        ({"tp": 8}, 8, "rank must be from 0 to 7 on this mesh; got 8"),
+        ({"ep": 8}, 0, "the axes of a mesh must be among .*; got ep"),
+        ({}, 0, "the axes of a mesh must be among .*; got none"),
+        ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
         ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
+        ({"tp": 3}, 0, "q_proj has 4 heads, which 3 ranks cannot share evenly: use a tp that divides 2"),
+        ({"tp": 4}, 0, "k_proj has 2 heads, which 4 ranks cannot share evenly: use a tp that divides 2"),
     ],
-    ids=["rank", "axis", "none", "size", "fsdp", "stages"],
+    ids=["rank", "axis", "none", "size", "fsdp", "stages", "heads", "key heads"],
 )
 def test_an_invalid_mesh_raises(mesh, rank, message):
     with pytest.raises((PlanError, ShardingError), match=message):
@@ -426,7 +428,7 @@ def test_work_that_a_plan_lacks_is_listed():
 
 
 def test_a_program_with_a_process_group_raises():
-    with pretended_world(4, 0), pytest.raises(PlanError, match="this program has a process group"):
+    with fake_process_group(4, 0), pytest.raises(PlanError, match="this program has a process group"):
         plan_llama({"dp": 2})
 
 
@@ -434,7 +436,7 @@ def test_a_program_with_a_process_group_raises():
 
 
 def communicate(function, ranks=4):
-    with pretended_world(ranks, 0):
+    with fake_process_group(ranks, 0):
         trace = record_call(function, (torch.ones(8),), execution="real")
     return read_communication(Trace.from_json(trace.to_json()))
 
@@ -486,7 +488,7 @@ def test_a_group_of_arbitrary_ranks_has_its_size():
     def reduce(x):
         dist.all_reduce(x, group=group)
 
-    with pretended_world(8, 0):
+    with fake_process_group(8, 0):
         group = dist.new_group([0, 1, 5])
         trace = record_call(reduce, (torch.ones(3),), execution="real")
     (transfer,) = read_communication(trace).transfers
@@ -553,8 +555,8 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mesh", "dp=two"], "--mesh dp=two: 'dp=two' is no axis with its size"),
-        (["--mesh", "dp=2,dp=2"], "--mesh dp=2,dp=2: 'dp=2' is no axis with its size"),
+        (["--mesh", "dp=two"], "such as dp=128,tp=8; got 'dp=two'"),
+        (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
         (["--mesh", "dp=2", "--format", "xml"], "no format is called 'xml': take 'html'"),

@@ -321,9 +321,9 @@ def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monke
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "operator"]) == 0
     assert capsys.readouterr().out == "LENET5 by operator: 416520!\n"
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "both"]) == 2
-    assert "--format shout is by module, operator, not by both" in capsys.readouterr().err
+    assert "--format shout supports --by module, operator; got both" in capsys.readouterr().err
     assert main(["count", "zoo:lenet5", "--format", "shout", "--top", "3"]) == 2
-    assert "--top is not for --format shout" in capsys.readouterr().err
+    assert "--top does not apply to --format shout" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["count", "--help"])
     assert "shout (one loud line)" in " ".join(capsys.readouterr().out.split())

@@ -306,14 +306,17 @@ def exit_code(*argv: str) -> int:
     [
         (["--sort", "flps"], "did you mean 'flops'? There are parameters, flops, activations, name"),
         (["--sort", "parameters", "--by", "operator"], "take flops, activations, name"),
-        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
-        (["--top", "-3"], "--top: the number of rows is 1 or more, not '-3'"),
-        (["--sort", "flops", "--format", "tree"], "--sort is not for --format tree"),
+        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
+        (["--top", "-3"], "--top: the number of rows must be at least 1; got '-3'"),
+        (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
         (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
         (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
-        (["--collapse", "--format", "tree"], "--collapse is for the formats text, markdown, csv, fvcore, not for tree"),
-        (["--collapse", "--by", "op"], "leave --by op out"),
-        (["--collapse", "--by", "operator"], "leave --by operator out"),
+        (
+            ["--collapse", "--format", "tree"],
+            "--collapse supports --format text, markdown, csv, fvcore; got tree",
+        ),
+        (["--collapse", "--by", "op"], "omit --by op"),
+        (["--collapse", "--by", "operator"], "omit --by operator"),
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):

@@ -196,18 +196,18 @@ def _profile(make: Callable[[], tuple[Any, torch.Tensor]]) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         y = model(x)
         peak = torch.cuda.max_memory_allocated() - allocated
-        kept = torch.cuda.memory_allocated() - allocated
+        retained = torch.cuda.memory_allocated() - allocated
         del y
-    line = profile.measured(device=torch.cuda.get_device_name()).module_lines()[""]
+    line = profile.measured(device=torch.cuda.get_device_name()).module_rows()[""]
     return {
         "plain ms": seconds * 1000,
         "root ms": whole.total / 1e6,
         "ops ms": sum(item.total for item in operators.values()) / 1e6,
         "overhead ms": float(profile.trace().about.get("overhead_ns", 0)) / 1e6,
-        "peak, kept measured": [peak, kept],
+        "peak, retained measured": [peak, retained],
         "line": {
             key: str(getattr(line, key, None))
-            for key in ("flops", "read", "written", "kept", "peak", "total_ns", "bound_ns")
+            for key in ("flops", "read", "written", "retained", "peak", "total_ns", "bound_ns")
         },
         "table": profile.table(by="operator", device=torch.cuda.get_device_name())[:3000],
     }

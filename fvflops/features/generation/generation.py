@@ -52,7 +52,7 @@ def generation_cost(
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
     prefill_total = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
     end = prompt + new - 1
-    valid = decode.holds_on[0]
+    valid = decode.domain[0]
     # Count each step up to `start`, and sum the polynomial from there on.
     start = end if decode.polynomial is None or valid.step > 1 else min(max(valid.first, prompt), end)
     decoding_total = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
@@ -65,7 +65,7 @@ def generation_cost(
         new=new,
         prefill=prefill,
         decode=decode,
-        whole=_total_expression(prefill, decode),
+        polynomial=_total_expression(prefill, decode),
         total=prefill_total + decoding_total,
         counted_up_to=start,
     )

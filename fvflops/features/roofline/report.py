@@ -76,8 +76,8 @@ def _tabulate_operators(roofline: Roofline, total: Load) -> Table:
     rows = [
         (name, load.calls, *_list_values(load, total)) for name, load in roofline.by_operator().items() if load.seconds
     ]
-    whole = ("total", total.calls, *_list_values(total, total))
-    return Table("operators", (words("operator"), _CALLS, *_LOAD), rows, total=whole, noun="operator")
+    total_row = ("total", total.calls, *_list_values(total, total))
+    return Table("operators", (words("operator"), _CALLS, *_LOAD), rows, total=total_row, noun="operator")
 
 
 def _tabulate_ops(roofline: Roofline, total: Load) -> Table:
@@ -114,16 +114,16 @@ def _list_gaps(roofline: Roofline) -> Iterator[str]:
     """Yield a sentence for each kind of work that is missing from the totals."""
     if roofline.unknown:
         yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unknown, _calls)}."
-    if roofline.unmoved:
-        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unmoved, _calls)}."
+    if roofline.unknown_traffic:
+        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unknown_traffic, _calls)}."
     if roofline.without_peak:
         listed = _list(roofline.without_peak, lambda flops: f"{format_short(flops)} FLOPs")
         yield f"Without a peak on {roofline.device}, so not in the least time: {listed}."
 
 
-def _list(amounts: Mapping[str, int], write: Callable[[int], str]) -> str:
-    ranked = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{plain_name(name)} ({write(amount)})" for name, amount in ranked)
+def _list(counts: Mapping[str, int], format_count: Callable[[int], str]) -> str:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{plain_name(name)} ({format_count(count)})" for name, count in ranked)
 
 
 def _calls(count: int) -> str:
