@@ -29,11 +29,11 @@ class Column:
     key: str
     heading: str = ""
     form: Callable[[Any], str] = str
-    words: bool = False
+    is_text: bool = False
     missing: str = ""
     tree: bool = False
     signed: bool = False
-    keep: bool = False
+    shorten_last: bool = False
     optional: int = 0
     only: str = ""
 
@@ -44,19 +44,19 @@ class Column:
         return self.form(value) or ("model" if self.tree else "")
 
 
-def words(
-    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", keep: bool = False
+def text_column(
+    key: str, heading: str = "", *, form: Callable[[Any], str] = str, missing: str = "", shorten_last: bool = False
 ) -> Column:
     """Return a column of names or other text."""
-    return Column(key, heading or key, form, words=True, missing=missing, keep=keep)
+    return Column(key, heading or key, form, is_text=True, missing=missing, shorten_last=shorten_last)
 
 
-def modules(key: str = "module") -> Column:
+def module_column(key: str = "module") -> Column:
     """Return a column of module names; text shows them as a tree."""
-    return Column(key, key, words=True, tree=True)
+    return Column(key, key, is_text=True, tree=True)
 
 
-def number(
+def number_column(
     key: str,
     heading: str = "",
     *,
@@ -66,16 +66,16 @@ def number(
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on.
 
-    >>> number("flops", "FLOPs").show(4_089_184_256)
+    >>> number_column("flops", "FLOPs").show(4_089_184_256)
     '4.09G'
     """
     return Column(key, heading or key, form, missing=missing, only=only)
 
 
-def difference(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
+def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
     """Return a column of differences, which have a sign and are sorted by magnitude.
 
-    >>> difference("flops").show(-12_845_056)
+    >>> difference_column("flops").show(-12_845_056)
     '-12.8M'
     """
     return Column(key, heading or key, form, signed=True)
@@ -94,7 +94,7 @@ class Table:
     not shown counts them by `noun` ("3 modules more") and gives their sum in the column with the key `summed`. `sort`
     is the key of the column by which the rows are ranked.
 
-    >>> table = Table("modules", (modules(), number("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
+    >>> table = Table("modules", (module_column(), number_column("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
     >>> top.rows, top.notes
     ([('fc2', 48)], ('1 module more.',))
@@ -122,7 +122,7 @@ class Table:
         if sort is not None:
             check_sort(sort, keys if NAME in keys else [*keys, NAME])
             place = keys.index(sort) if sort in keys else self._find_names()
-            if columns[place].words:
+            if columns[place].is_text:
                 rows.sort(key=lambda row: natural_key(str(row[place] or "")))
             else:
                 rows.sort(key=lambda row: _descending(row[place], signed=columns[place].signed))
@@ -149,7 +149,7 @@ class Table:
         return [f"{note[0].rstrip('.')}: {column.heading} {column.show(value)}."]
 
     def _find_names(self) -> int:
-        return next((place for place, column in enumerate(self.columns) if column.words), 0)
+        return next((place for place, column in enumerate(self.columns) if column.is_text), 0)
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with the columns that "people" or "data" formats have."""
@@ -176,7 +176,7 @@ class Table:
         """Return what `texts` does, with module names below each other and without what the name above says.
 
         >>> rows = [("", 9), ("layers", 8), ("layers.0.fc", 8), ("head", 1)]
-        >>> [row[0] for row in Table("modules", (modules(), number("flops")), rows).indented()]
+        >>> [row[0] for row in Table("modules", (module_column(), number_column("flops")), rows).indented()]
         ['model', ' layers', '  0.fc', ' head']
         """
         texts = self.texts()

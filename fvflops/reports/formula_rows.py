@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from fvflops.formulas import FormulaTable, Row
 from fvflops.formulas.language.expression import Expression
 from fvflops.formulas.schema import is_composite, schemas_of
-from fvflops.reports.document import Document, Items, Table, Value, data_only, words
+from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
 from fvflops.text import suggest
 
 _FUNCTION = "prim::PythonOp."
 _PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
 _COLUMNS = (
-    words("op", keep=True),
-    words("formula"),
-    words("kind"),
-    *map(words, _PARTS),
-    words("source"),
-    words("example"),
+    text_column("op", shorten_last=True),
+    text_column("formula"),
+    text_column("kind"),
+    *map(text_column, _PARTS),
+    text_column("source"),
+    text_column("example"),
 )
 _STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "decompose": "decomposed"}
 
@@ -54,7 +54,7 @@ def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError
     """Return how many examples of a table hold, and what is wrong with the others."""
     problems = [str(problem) for _, problem in results if problem is not None]
     rows = [(row.name, row.example, None if problem is None else str(problem)) for row, problem in results]
-    columns = words("op"), words("example"), words("problem")
+    columns = text_column("op"), text_column("example"), text_column("problem")
     title = f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold"
     # Whole in sentences; a table would shorten them.
     examples = Table("examples", data_only(columns, [column.key for column in columns]), rows)

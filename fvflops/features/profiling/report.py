@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.features.profiling.model import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
-from fvflops.reports.document import Column, Document, Part, Table, Value, modules, number, words
+from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.names import plain_name
 from fvflops.trace import PHASES
 from fvflops.units import (
@@ -84,7 +84,7 @@ def profile_report(
     figures = _choose_figures(measured, by, phase)
     table = Table(
         f"{by}s",
-        [modules() if by == "module" else _OPERATOR, *(figure.column for figure in figures)],
+        [module_column() if by == "module" else _OPERATOR, *(figure.column for figure in figures)],
         [(name, *(figure.value(_Row(name, line, whole)) for figure in figures)) for name, line in shown.items()],
         total=None if by == "module" else _add_up(whole, figures),
         notes=notes,
@@ -119,33 +119,35 @@ class _Figure(NamedTuple):
 def _choose_figures(measured: Profile, by: str, phase: str | None) -> list[_Figure]:
     """Return the columns, first those that a narrow terminal is to show."""
     timed = "time" in measured.columns
-    figures = [_Figure(number("calls", form=_calls), lambda row: row.line.calls)]
+    figures = [_Figure(number_column("calls", form=_calls), lambda row: row.line.calls)]
     if timed:
-        figures.append(_Figure(number("time", form=_time), lambda row: row.line.total_ns))
+        figures.append(_Figure(number_column("time", form=_time), lambda row: row.line.total_ns))
         figures.append(_Figure(_TIME_SHARE, lambda row: _share(row.line.total_ns, row.whole.total_ns)))
         if measured.peaks:
-            figures.append(_Figure(number("roofline", form=_percent), lambda row: row.line.roofline_share or None))
+            figures.append(
+                _Figure(number_column("roofline", form=_percent), lambda row: row.line.roofline_share or None)
+            )
         if by == "module":
-            figures.append(_Figure(number("self", form=_time), lambda row: row.line.own_ns))
+            figures.append(_Figure(number_column("self", form=_time), lambda row: row.line.own_ns))
         if phase is None and len(measured.phases) > 1:
             figures += [_phase_figure(measured, by, name) for name in measured.phases]
-    figures.append(_Figure(number("flops", "FLOPs"), lambda row: row.line.flops))
+    figures.append(_Figure(number_column("flops", "FLOPs"), lambda row: row.line.flops))
     if measured.unknown:
-        figures.append(_Figure(number("unsupported", form=_calls), lambda row: row.line.unknown))
+        figures.append(_Figure(number_column("unsupported", form=_calls), lambda row: row.line.unknown))
     if timed:
-        figures.append(_Figure(number("rate", "FLOP/s"), lambda row: row.line.flops_per_second))
+        figures.append(_Figure(number_column("rate", "FLOP/s"), lambda row: row.line.flops_per_second))
         figures.append(_Figure(_MISMATCH, lambda row: _compare(row.line, row.whole), in_total=False))
-        figures.append(_Figure(words("mark"), lambda row: outlier(row.line, row.whole), in_total=False))
-    figures.append(_Figure(number("bytes"), lambda row: row.line.bytes))
+        figures.append(_Figure(text_column("mark"), lambda row: outlier(row.line, row.whole), in_total=False))
+    figures.append(_Figure(number_column("bytes"), lambda row: row.line.bytes))
     if measured.unmoved:
         figures.append(_Figure(_UNKNOWN_BYTES, lambda row: row.line.unmoved))
     figures.append(_Figure(_INTENSITY, lambda row: row.line.intensity if row.line.bytes else None))
     if "memory" in measured.columns:
-        figures.append(_Figure(number("memory", "kept"), lambda row: row.line.kept))
-        figures.append(_Figure(number("peak"), lambda row: row.line.peak))
+        figures.append(_Figure(number_column("memory", "kept"), lambda row: row.line.kept))
+        figures.append(_Figure(number_column("peak"), lambda row: row.line.peak))
     figures.append(_Figure(_FLOP_SHARE, lambda row: _share(row.line.flops, row.whole.flops)))
-    figures.append(_Figure(number("read"), lambda row: row.line.read))
-    figures.append(_Figure(number("written"), lambda row: row.line.written))
+    figures.append(_Figure(number_column("read"), lambda row: row.line.read))
+    figures.append(_Figure(number_column("written"), lambda row: row.line.written))
     return [_make_optional(figure) for figure in figures]
 
 
@@ -162,7 +164,7 @@ def _phase_figure(measured: Profile, by: str, phase: str) -> _Figure:
         found = whole if row.line is row.whole else lines.get(row.name)
         return None if found is None else found.total_ns
 
-    return _Figure(number(phase, form=_time), value)
+    return _Figure(number_column(phase, form=_time), value)
 
 
 def _calls(count: int) -> str:
@@ -177,12 +179,12 @@ def _percent(share: float) -> str:
     return format_percent(share, 1)
 
 
-_OPERATOR = words("operator", form=lambda op: op.removeprefix("aten::"))
-_TIME_SHARE = number("share", "% time", form=_percent)
-_FLOP_SHARE = number("flops_share", "% FLOPs", form=_percent)
-_MISMATCH = number("mismatch", "time:FLOPs", form=format_ratio)
-_INTENSITY = number("intensity", "FLOP/byte", form=format_ratio)
-_UNKNOWN_BYTES = number("unknown_bytes", "unknown bytes", form=_calls)
+_OPERATOR = text_column("operator", form=lambda op: op.removeprefix("aten::"))
+_TIME_SHARE = number_column("share", "% time", form=_percent)
+_FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
+_MISMATCH = number_column("mismatch", "time:FLOPs", form=format_ratio)
+_INTENSITY = number_column("intensity", "FLOP/byte", form=format_ratio)
+_UNKNOWN_BYTES = number_column("unknown_bytes", "unknown bytes", form=_calls)
 
 
 def _share(part: int, whole: int) -> float | None:

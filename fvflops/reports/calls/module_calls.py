@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fvflops.reports.calls.op_calls import INPUTS, OUTPUTS, data_column
-from fvflops.reports.document import Table, modules, number, words
+from fvflops.reports.document import Table, module_column, number_column, text_column
 from fvflops.trace.calls import ModuleCall
 from fvflops.units import format_parameters, format_thousands
 from fvflops.views.call_rows import list_module_rows
@@ -26,17 +26,19 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
     shown = [call for call in calls if depth is None or call.depth <= depth]
     headings, rows = list_module_rows(shown)
     columns = {
-        "number": number("number", "#", form=str),
-        "module": modules(),
-        "class": words("class"),
-        "phase": replace(words("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"),
+        "number": number_column("number", "#", form=str),
+        "module": module_column(),
+        "class": text_column("class"),
+        "phase": replace(
+            text_column("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"
+        ),
         "inputs": INPUTS,
         "outputs": OUTPUTS,
-        "parameters": number("parameters", "params", form=format_parameters),
-        "flops": number("flops", "FLOPs", form=format_thousands),
-        "activations": number("activations", "acts", form=format_thousands),
-        "bytes": number("bytes"),
-        "unknown": number(
+        "parameters": number_column("parameters", "params", form=format_parameters),
+        "flops": number_column("flops", "FLOPs", form=format_thousands),
+        "activations": number_column("activations", "acts", form=format_thousands),
+        "bytes": number_column("bytes"),
+        "unknown": number_column(
             "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
         ),
     }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fvflops.reports.document import Column, Table, Value, number, words
+from fvflops.reports.document import Column, Table, Value, number_column, text_column
 from fvflops.reports.names import plain_name
 from fvflops.trace.calls import OpCall
 from fvflops.units import format_quantity, format_seconds, format_short, format_thousands
@@ -49,7 +49,7 @@ def op_call_table(
     if len({call.phase for call in calls}) == 1:
         columns[headings.index("phase")] = replace(_COLUMNS["phase"], only="data")
     if "memory_before" in headings:
-        columns.append(number("memory_delta", "delta", form=_signed, only="people"))
+        columns.append(number_column("memory_delta", "delta", form=_signed, only="people"))
         rows = [[*row, call.memory_delta] for row, call in zip(rows, calls, strict=True)]
     totals: dict[str, Value] = {
         "name": "total",
@@ -106,23 +106,25 @@ def data_column(key: str) -> Column:
     return Column(key, key, only="data")
 
 
-INPUTS = replace(words("inputs", "in", form=list_shapes), optional=2)
-OUTPUTS = words("outputs", "out", form=list_shapes)
-_OPTIONAL = {key: replace(words(key), optional=level) for key, level in (("name", 2), ("target", 3), ("phase", 1))}
+INPUTS = replace(text_column("inputs", "in", form=list_shapes), optional=2)
+OUTPUTS = text_column("outputs", "out", form=list_shapes)
+_OPTIONAL = {
+    key: replace(text_column(key), optional=level) for key, level in (("name", 2), ("target", 3), ("phase", 1))
+}
 _COLUMNS: Mapping[str, Column] = {
-    "number": number("number", "#", form=str),
+    "number": number_column("number", "#", form=str),
     "name": _OPTIONAL["name"],
-    "op": words("op", form=lambda op: op.removeprefix("aten::")),
+    "op": text_column("op", form=lambda op: op.removeprefix("aten::")),
     "target": _OPTIONAL["target"],
-    "module": words("module", form=lambda name: name or "model"),
+    "module": text_column("module", form=lambda name: name or "model"),
     "phase": _OPTIONAL["phase"],
     "inputs": INPUTS,
     "outputs": OUTPUTS,
-    "status": words("status", form=lambda status: _STATUS.get(status, status)),
-    "flops": number("flops", "FLOPs", form=format_thousands, missing="unsupported"),
-    "duration_ns": number("duration_ns", "time", form=_time),
-    "memory_before": number("memory_before", "before"),
-    "memory_after": number("memory_after", "after"),
+    "status": text_column("status", form=lambda status: _STATUS.get(status, status)),
+    "flops": number_column("flops", "FLOPs", form=format_thousands, missing="unsupported"),
+    "duration_ns": number_column("duration_ns", "time", form=_time),
+    "memory_before": number_column("memory_before", "before"),
+    "memory_after": number_column("memory_after", "after"),
     **{
         key: data_column(key)
         for key in (*("dtype", "macs", "activations", "bytes", "parameters", "after", "memory_peak", "line"),)

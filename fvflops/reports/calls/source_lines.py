@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fvflops.reports.calls.op_calls import data_column
-from fvflops.reports.document import Table, number, words
+from fvflops.reports.document import Table, number_column, text_column
 from fvflops.trace.calls import LineCount
 from fvflops.units import format_percent, format_thousands
 from fvflops.views.call_rows import list_line_rows
@@ -28,13 +28,13 @@ def line_table(lines: Sequence[LineCount]) -> Table:
     whole = sum(line.flops for line in lines)
     headings, rows = list_line_rows(lines)
     columns = {
-        "line": words("line", form=lambda line: line or _OTHER),
-        "calls": number("calls", "op calls", form=format_thousands),
-        "flops": number("flops", "FLOPs", form=format_thousands),
-        "share": number("share", form=lambda flops: format_percent(flops, whole), only="people"),
-        "activations": number("activations", "acts", form=format_thousands),
-        "bytes": number("bytes"),
-        "unknown": number(
+        "line": text_column("line", form=lambda line: line or _OTHER),
+        "calls": number_column("calls", "op calls", form=format_thousands),
+        "flops": number_column("flops", "FLOPs", form=format_thousands),
+        "share": number_column("share", form=lambda flops: format_percent(flops, whole), only="people"),
+        "activations": number_column("activations", "acts", form=format_thousands),
+        "bytes": number_column("bytes"),
+        "unknown": number_column(
             "unknown", "unsupported ops", form=str, only="" if any(line.unknown for line in lines) else "data"
         ),
     }

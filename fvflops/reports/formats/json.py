@@ -14,8 +14,8 @@ SCHEMA = 1
 def write(document: Document, *, width: int | None = None) -> str:
     """Return a document as JSON text: `format`, `schema`, and its data, or its tables and sentences.
 
-    >>> from fvflops.reports.document import modules, number
-    >>> text = write(Document("plan", "Net", [Table("modules", (modules(), number("flops")), [("", 72)])]))
+    >>> from fvflops.reports.document import module_column, number_column
+    >>> text = write(Document("plan", "Net", [Table("modules", (module_column(), number_column("flops")), [("", 72)])]))
     >>> json.loads(text)["tables"]
     {'modules': {'rows': [{'module': '', 'flops': 72}]}}
     """
@@ -42,7 +42,7 @@ def _encode_table(table: Table) -> dict[str, Any]:
         encoded["total"] = {
             column.key: _encode_value(value)
             for column, value in zip(table.columns, table.total, strict=True)
-            if value is not None and not column.words
+            if value is not None and not column.is_text
         }
     return encoded
 

@@ -9,8 +9,9 @@ from fvflops.reports.names import escape_markdown
 def write(document: Document, *, width: int | None = None) -> str:
     """Return a document in GitHub's Markdown; its lines have any length.
 
-    >>> from fvflops.reports.document import modules, number
-    >>> print(write(Document("plan", "Net", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    >>> from fvflops.reports.document import module_column, number_column
+    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
+    >>> print(write(Document("plan", "Net", [table])))
     ### Net
     <BLANKLINE>
     | module | FLOPs |
@@ -36,7 +37,7 @@ def _write_part(part: Part) -> str:
 
 def _write_table(table: Table) -> list[str]:
     heads = [escape_markdown(column.heading) for column in table.columns]
-    rules = [":---" if column.words else "---:" for column in table.columns]
+    rules = [":---" if column.is_text else "---:" for column in table.columns]
     rows = [list(map(escape_markdown, row)) for row in table.texts()]
     if table.total is not None:
         place = next((place for place, cell in enumerate(rows[-1]) if cell), None)

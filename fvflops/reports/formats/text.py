@@ -18,9 +18,10 @@ _LONG = 20  # what it is cut to before optional columns are left out
 def write(document: Document, *, width: int | None = None) -> str:
     """Return a document as text; a table too wide has its words shortened, then loses columns, and says so.
 
-    >>> from fvflops.reports.document import modules, number
+    >>> from fvflops.reports.document import module_column, number_column
     >>> rows = [("", 72, 18), ("fc1", 24, 6), ("fc2", 48, 12)]
-    >>> table = Table("modules", (modules(), number("flops", "FLOPs"), number("bytes")), rows, title="By module")
+    >>> columns = module_column(), number_column("flops", "FLOPs"), number_column("bytes")
+    >>> table = Table("modules", columns, rows, title="By module")
     >>> print(write(Document("plan", "Net", [table, "Counted by exact."])))
     Net
     <BLANKLINE>
@@ -61,8 +62,8 @@ def _write_table(table: Table, width: int | None) -> str:
     places = list(range(len(table.columns))) if width is None else _choose_columns(table, rows, width)
     lines = [[column.heading for column in table.columns], *rows]
     cells = [[line[place] for place in places] for line in lines]
-    left = [index for index, place in enumerate(places) if table.columns[place].words]
-    kept = [index for index, place in enumerate(places) if table.columns[place].keep]
+    left = [index for index, place in enumerate(places) if table.columns[place].is_text]
+    kept = [index for index, place in enumerate(places) if table.columns[place].shorten_last]
     heads, *cells = cells if width is None else _shorten(cells, left, width, kept=kept)
     dropped = [column.heading for place, column in enumerate(table.columns) if place not in places]
     missing = [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(dropped)}."] if dropped else []
@@ -97,7 +98,7 @@ def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> 
     needs = _measure(table, rows, width, _SHORTEST)
     while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
         spare = [place for place in places if table.columns[place].key != table.sort]
-        numbers = [place for place in spare if not table.columns[place].words]
+        numbers = [place for place in spare if not table.columns[place].is_text]
         places.remove(numbers[-1] if len(numbers) > 1 else spare[-1])
     return places
 
@@ -107,8 +108,8 @@ def _measure(table: Table, rows: Sequence[Sequence[str]], width: int, longest: i
     needs = []
     for place, column in enumerate(table.columns):
         need = max((display_width(row[place]) for row in rows), default=0)
-        limit = max(longest, width // 3) if column.keep else longest
-        needs.append(max(min(need, limit) if column.words else need, display_width(column.heading)))
+        limit = max(longest, width // 3) if column.shorten_last else longest
+        needs.append(max(min(need, limit) if column.is_text else need, display_width(column.heading)))
     return needs
 
 

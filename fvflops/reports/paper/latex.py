@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fvflops.counting.metrics import METRICS
-from fvflops.reports.document import Document, Items, Table, number, words
+from fvflops.reports.document import Document, Items, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import escape_latex
 from fvflops.reports.paper.paper_rows import list_paper_rows
@@ -66,8 +66,11 @@ def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | N
     headings, rows = list_rows(summary, by=by, depth=depth, sort=sort, top=top)
     names = 1 if by == "operator" else 2
     columns = [
-        *(replace(words(heading), form=lambda name: name or "model") for heading in headings[:names]),
-        *(number(heading, METRICS[heading].short if heading in METRICS else heading) for heading in headings[names:]),
+        *(replace(text_column(heading), form=lambda name: name or "model") for heading in headings[:names]),
+        *(
+            number_column(heading, METRICS[heading].short if heading in METRICS else heading)
+            for heading in headings[names:]
+        ),
     ]
     notes = op_coverage_notes(summary, escape=str)
     document = Document("summary", parts=[Table("operators", columns, rows, noun="row"), Items("", notes)])
