@@ -161,9 +161,9 @@ def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None
     timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
     other = None if activations is None else build_timeline(split_trace, activations)
     ops = iter([event for event in trace.events or () if event.kind == "op"])
-    for index, span in enumerate(timeline.ordered()):
+    for index, span in enumerate(timeline.require_spans()):
         item = timeline.callees[span.callee]
-        counted = None if other is None else other.ordered()[index]
+        counted = None if other is None else other.require_spans()[index]
         yield _Annotated(
             span,
             item,

@@ -144,7 +144,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
     try:
         document = read_document(path, file)
     except TableError as error:
-        hint = suggest(file, shipped_tables(), lead="; ")
+        hint = suggest(file, shipped_tables(), separator="; ")
         if hint and isinstance(error.__cause__, OSError):
             raise TableError(f"{error}{hint}") from None
         raise

@@ -136,7 +136,7 @@ class Timeline:
             raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; available are {', '.join(self.weights)}")
         return weight
 
-    def ordered(self) -> Sequence[Span]:
+    def require_spans(self) -> Sequence[Span]:
         """Return the spans; an aggregated trace raises TraceError."""
         if self.spans is None:
             raise TraceError(
@@ -164,7 +164,7 @@ class Timeline:
         ends: dict[tuple[int, int], list[int]] = {}
         cursors: dict[tuple[int, int], int] = {}
         rank_ends: dict[int, int] = {}
-        for span in self.ordered():
+        for span in self.require_spans():
             track = span.track
             opened = ends.setdefault(track, [])
             cursor = cursors.get(track, 0)

@@ -41,7 +41,7 @@ def _problem_with(name: Any, given: Any) -> str:
         return "" if isinstance(given, Number) else "the op's result is a number, True or False"
     if packet not in SIZED:
         names = sorted({*SIZED, *VALUES})
-        hint = suggest(str(name), names, lead="; ") or "."
+        hint = suggest(str(name), names, separator="; ") or "."
         return f"{name!r} is not an op whose result can be assumed{hint} Those that can: {', '.join(names)}"
     if isinstance(given, Integral) and not isinstance(given, bool):
         return "" if int(given) >= 0 else "a size is not negative"

@@ -173,7 +173,7 @@ def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
 
 def _number_columns() -> tuple[Column, ...]:
     ratio = doc.number_column("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
-    return doc.number_column("before"), doc.number("after"), doc.difference("difference"), ratio
+    return doc.number_column("before"), doc.number_column("after"), doc.difference_column("difference"), ratio
 
 
 def _difference_column(measure: str) -> Column:

@@ -213,7 +213,7 @@ def _look_up(node: Any, names: Mapping[str, Value]) -> Value:
     name = node.id
     if name in names:
         return names[name]
-    hint = suggest(name, names, lead="", quote=False) or f"there are {' '.join(names)}"
+    hint = suggest(name, names, separator="", quote=False) or f"there are {' '.join(names)}"
     raise FunctionError(f"unknown name {name} ({hint})")
 
 

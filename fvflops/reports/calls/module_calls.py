@@ -1,4 +1,4 @@
-"""A table of module calls in the order of the run, with the shapes of their tensors and all that ran in them."""
+"""A table of module calls in execution order, with tensor shapes and the cost of everything inside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fvflops.views.call_rows import list_module_rows
 
 
 def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
-    """Return a row for each module call; `depth` is how many calls around one there are at most, any number if None.
+    """Return a row for each module call with at most `depth` enclosing calls, None for all.
 
     >>> call = ModuleCall(0, "", "ReLU", "forward", 0, ("float32[8]",), ("float32[8]",), 0, 1, 8, 0, 0, 64, 0)
     >>> from fvflops.reports.document import Document
@@ -23,8 +23,8 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
     -  ------  -----  ---  ---  ------  -----  ----  -----
     0  model   ReLU   [8]  [8]       0      8     0     64
     """
-    shown = [call for call in calls if depth is None or call.depth <= depth]
-    headings, rows = list_module_rows(shown)
+    selected = [call for call in calls if depth is None or call.depth <= depth]
+    headings, rows = list_module_rows(selected)
     columns = {
         "number": number_column("number", "#", form=str),
         "module": module_column(),
@@ -42,4 +42,4 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
             "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
         ),
     }
-    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="line")
+    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="call")

@@ -1,4 +1,4 @@
-"""LaTeX: tables for the package booktabs."""
+"""LaTeX: tables with the booktabs package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fvflops.reports.names import escape_latex
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    r"""Return a document as LaTeX, each table a tabular, the sentences as paragraphs.
+    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs.
 
     >>> from fvflops.reports.document import module_column, number_column
     >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
