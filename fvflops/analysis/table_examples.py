@@ -11,7 +11,7 @@ import torch
 from fvflops import paths
 from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
-from fvflops.formulas.language.example import Example, Given
+from fvflops.formulas.language.example import Example, Argument
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of
@@ -122,7 +122,7 @@ def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
     return values | {name: _build(given) for name, given in example.named.items()}
 
 
-def _build(given: Given) -> Any:
+def _build(given: Argument) -> Any:
     if isinstance(given, TensorSpec):
         dtype = getattr(torch, given.dtype, None)
         if not isinstance(dtype, torch.dtype):
