@@ -11,7 +11,7 @@ import torch
 from fvflops import paths
 from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
-from fvflops.formulas.language.example import Example, Argument
+from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of

@@ -18,7 +18,7 @@ class TableCostModel:
 
     def __init__(self, table: FormulaTable, metric: str) -> None:
         if metric not in ("flops", "activations"):
-            raise ValueError(f"a table counts 'flops' or 'activations', not {metric!r}")
+            raise ValueError(f"metric must be 'flops' or 'activations'; got {metric!r}")
         self._table = table
         self._metric = metric
         self._costs: dict[int, tuple[Signature, tuple[OpCost, ...]]] = table.memo.setdefault(metric, {})

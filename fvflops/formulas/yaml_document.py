@@ -56,7 +56,7 @@ class Node:
         """Return a string of at most 200 characters, such as the name of an op or a key."""
         text = self.text(what)
         if len(text) > MAX_NAME:
-            raise self.error(f"{what} may have {MAX_NAME} characters, but has {len(text):,}: {truncate(text)!r}")
+            raise self.error(f"{what} has {len(text):,} characters; at most {MAX_NAME} are allowed: {truncate(text)!r}")
         return text
 
     def items(self, what: str, example: str = "[aten::view, aten::t]") -> list[Node]:

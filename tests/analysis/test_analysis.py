@@ -242,7 +242,7 @@ def test_a_module_handle_counts_at_the_module(caplog):
         FlopCountAnalysis(model, X).total()
         == analysis.copy(new_inputs=X).clear_op_handles().total() + 4 * 8 + 8 * 8 + 192
     )
-    with pytest.raises(ValueError, match=r"no module class is called torch.nn.LSTMM: did you mean torch.nn.LSTM\?"):
+    with pytest.raises(ValueError, match=r"no module class is named torch.nn.LSTMM: did you mean torch.nn.LSTM\?"):
         analysis.set_module_handle("torch.nn.LSTMM", None)
     with pytest.raises(TypeError, match="pairs of a class and a handle"):
         analysis.set_module_handle(nn.LSTM)

@@ -124,8 +124,8 @@ def test_json_has_every_pair(capsys):
     [
         (["--tables", "fvcor"], "did you mean 'fvcore'"),
         (["--tables", ","], "--tables ',' names no convention"),
-        (["--format", "htlm"], "--format: no format is called 'htlm': take 'html'"),
-        (["--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'"),
+        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
+        (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
         (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
     ],
 )

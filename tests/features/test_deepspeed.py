@@ -318,7 +318,7 @@ def test_an_exception_passes_through_and_ends_the_profile():
     [
         ("enabeld: true", ":1: unknown key 'enabeld': did you mean 'enabled'?"),
         ("enabled: true\nprofile_step: soon", ":2: profile_step must be an integer >= 0, not 'soon'"),
-        ("flops_profiler: 3", ":1: flops_profiler is the text '3', not a mapping"),
+        ("flops_profiler: 3", ":1: flops_profiler is the string '3', not a mapping"),
         ("enabled: 1", ":1: enabled is true or false, not 1"),
         ("top_modules: 0", ":1: top_modules must be an integer >= 1, not 0"),
     ],

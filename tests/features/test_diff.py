@@ -345,7 +345,7 @@ def test_another_measure_ranks():
     assert "Cost of the model: Parameters +56 (+96.6%)" in report.render(difference, measure="parameters")
     with pytest.raises(ValueError, match="ranked by one of"):
         report.render(difference, measure="time")
-    assert "1 row more: difference +48." in report.render(difference, top=1)
+    assert "1 more row: difference +48." in report.render(difference, top=1)
 
 
 # --- the command line ---
@@ -466,7 +466,7 @@ def test_every_format_writes_the_difference(format, two_traces, capsys):
 def test_the_order_and_the_number_of_rows_are_those_of_both_tables(two_traces, capsys):
     assert main(["diff", *two_traces, "--top", "1", "--sort", "name"]) == 0
     out = capsys.readouterr().out
-    assert "2 rows more: difference +384." in out
+    assert "2 more rows: difference +384." in out
     assert main(["diff", *two_traces, "--sort", "parameters", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [int(row["parameters"]) for row in rows] == [80, 64, 40]

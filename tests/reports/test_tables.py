@@ -24,9 +24,9 @@ def test_differences_are_sorted_by_magnitude_and_other_numbers_by_value():
 
 
 def test_rows_that_are_not_shown_are_summed():
-    assert table(summed="change").ranked(top=1).notes == ("2 ops more: change +45.",)
+    assert table(summed="change").ranked(top=1).notes == ("2 more ops: change +45.",)
     assert table(summed="change").ranked(top=3).notes == ()
-    assert table().ranked(top=1).notes == ("2 ops more.",)
+    assert table().ranked(top=1).notes == ("2 more ops.",)
 
 
 def test_columns_for_data_and_empty_tables_are_in_data_formats_alone():

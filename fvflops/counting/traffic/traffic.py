@@ -60,7 +60,7 @@ _UNKNOWN_STORAGE = StorageInfo()
 def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAGE) -> Traffic | None:
     """Return the traffic of one op call in bytes; None where it cannot be determined.
 
-    It cannot be for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
+    It cannot for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
     necessary in a trace without storages.
 
     >>> from fvflops.trace import TensorSpec

@@ -13,9 +13,9 @@ from fvflops.units import format_quantity, format_short
 
 SHOWN = 5  # reasons for each convention
 _PREFACE = (
-    "A floating-point operation (FLOP) is one addition or multiplication; a multiply-add (MAC) is a multiplication "
-    "with the addition of its product. Conventions differ in whether a MAC counts as one FLOP or two, and in which "
-    "other arithmetic they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
+    "A FLOP is one floating-point operation: an addition, a multiplication, a comparison and so on. A MAC "
+    "(multiply-add) is a multiplication and the addition of its product. Conventions differ in whether a MAC counts as "
+    "one FLOP or two, and in which other operations they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
 )
 _TOTALS = (
     text_column("convention"),

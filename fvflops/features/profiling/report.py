@@ -80,7 +80,7 @@ def profile_report(
             name: line for name, line in lines.items() if depth_of(name) <= limit or (in_order and outlier(line, whole))
         }
         if in_order and len(shown) < len(lines):
-            notes.append(f"{format_quantity(len(lines) - len(shown), by)} more below depth {limit}.")
+            notes.append(f"{format_quantity(len(lines) - len(shown), f'more {by}')} below depth {limit}.")
     figures = _choose_figures(measured, by, phase)
     table = Table(
         f"{by}s",
