@@ -57,8 +57,8 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
 
     >>> suggest("flps", ("macs", "flops")), suggest("flps", ("macs", "flops"), separator="; ", quote=False)
     (": did you mean 'flops'?", '; did you mean flops?')
-    >>> suggest("x", ("macs", "flops")) or ": there are macs, flops"
-    ': there are macs, flops'
+    >>> suggest("x", ("macs", "flops")) or ": available are macs, flops"
+    ': available are macs, flops'
     """
     near = nearest(name, known, cutoff=cutoff)
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""

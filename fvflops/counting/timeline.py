@@ -23,7 +23,7 @@ def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostMo
     """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model.
 
     Bytes moved are by `traffic_model`, unknown without it. Memory is measured, else derived from the lifetimes of the
-    storages: on all devices together, including what was allocated before the run. A region without an exit, because
+    storages: on all devices together, including memory allocated before the run. A region without an exit, because
     the recording ended or was paused, spans the calls inside it.
 
     >>> import torch

@@ -160,11 +160,11 @@ def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     if not name.strip():
         raise node.error(f"extends is empty: write one of {', '.join(shipped_tables())}, or a path")
     if len(chain) >= MAX_EXTENDS:
-        raise node.error(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
+        raise node.error(f"extends: a chain of more than {MAX_EXTENDS} tables")
     base = _locate(name, path)
     if not paths.exists(base):
         hint = suggest(name, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
-        raise node.error(f"extends: there is no table {truncate(base, 300)!r}{hint}")
+        raise node.error(f"extends: the table {truncate(base, 300)!r} does not exist{hint}")
     if any(_same_file(base, extending) for extending in chain):
         raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
     return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)

@@ -134,5 +134,5 @@ def find_formula(name: str) -> Formula:
         if name in registry:
             return registry[name]
     known = [*FORMULAS, *_REGISTERED]
-    hint = suggest(name, known, quote=False) or f": there are {truncate(', '.join(known), 500)}"
+    hint = suggest(name, known, quote=False) or f": available are {truncate(', '.join(known), 500)}"
     raise KeyError(f"unknown formula {truncate(name)}{hint}")

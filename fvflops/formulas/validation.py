@@ -142,4 +142,4 @@ def _arguments(overloads: tuple[Overload, ...]) -> dict[str, None]:
 
 
 def _near(name: str, names: Mapping[str, None]) -> str:
-    return suggest(name, names, quote=False) or f": there are {', '.join(names)}"
+    return suggest(name, names, quote=False) or f": available are {', '.join(names)}"

@@ -205,8 +205,8 @@ class Timeline:
 
 _MISSING = {
     "time": "the run was not timed: record with measure={'time'}",
-    "flops": "there is no formula table",
-    "macs": "there is no formula table",
+    "flops": "the timeline was built without a formula table",
+    "macs": "the timeline was built without a formula table",
     "bytes": "memory traffic was not counted: build the timeline with a traffic_model",
     "memory": "the trace has no storages: record without folding or merging, or with measure={'memory'}",
 }

@@ -82,7 +82,7 @@ def test_an_expression_computes(text):
 # What is wrong → a part of the message, which always replays the expression.
 MISTAKES = {
     "numl(x)": "unknown function numl .*did you mean numel",
-    "frobnicate(x)": "unknown function frobnicate .*there are numel",
+    "frobnicate(x)": "unknown function frobnicate .*available are numel",
     "numel(xx)": "unknown name xx .did you mean x",
     "trainin": "unknown name trainin .did you mean training",
     "n // (7 - n)": "division by zero: 7 - n is 0",

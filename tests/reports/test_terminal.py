@@ -157,7 +157,7 @@ def test_rows_are_ordered_and_cut_alike_in_every_list():
     assert "gelu" not in table.render(NET, by="operator", top=1) and "1 more operator." in table.render(
         NET, by="operator", top=1
     )
-    for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "1 or more, not 0")):
+    for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "an integer >= 1, not 0")):
         for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
                 REPORTS[name](NET, **options)

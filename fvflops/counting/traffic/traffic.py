@@ -11,7 +11,7 @@ once. Caches and fusion reduce the actual traffic; a kernel that reads its input
     lookups            the selected rows, not the table; the indices are read as well
     sparse tensors     stored elements and their int64 indices; of blocked layouts the elements alone
     nested tensors     as if each part were as large as the largest
-    fused attention    q, k, v, mask, output and what is saved for the backward pass; the scores are not stored
+    fused attention    q, k, v, mask, output and tensors saved for the backward pass; the scores are not stored
     masks              an assignment by a bool mask counts as if the mask were true everywhere
 """
 
@@ -120,7 +120,7 @@ _ALIAS = re.compile(r"\(\w+(!?)[^)]*\)")
 
 @lru_cache(maxsize=1 << 12)
 def _read_schema(text: str) -> _Schema:
-    """Parse the text of a schema; one without types is taken to write nothing in place."""
+    """Parse the text of a schema; one without types writes nothing in-place."""
     head, arrow, results = text.rpartition(") -> ")
     positional, _, keyword_only = head.partition("(")[2].partition("*, ")
     arguments = {

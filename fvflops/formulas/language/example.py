@@ -95,7 +95,7 @@ def _split(text: str, separator: str, example: str) -> Iterator[str]:
             yield text[start:index].strip()
             start = index + len(separator)
     if quoted or depth:
-        raise ExampleError(f"the example {example!r} leaves a bracket or a quote open")
+        raise ExampleError(f"the example {example!r} has an unclosed bracket or quote")
     if text[start:].strip() or start:
         yield text[start:].strip()
 

@@ -128,7 +128,7 @@ def _hint(tree: ast.expr, error: FunctionError) -> str:
     if not str(error).startswith("unknown function"):
         return ""
     name = str(error).rsplit(" ", 1)[-1]
-    return suggest(name, FUNCTIONS, quote=False) or f": there are {' '.join(FUNCTIONS)}"
+    return suggest(name, FUNCTIONS, quote=False) or f": available are {' '.join(FUNCTIONS)}"
 
 
 def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _look_up(node: Any, names: Mapping[str, Value]) -> Value:
     name = node.id
     if name in names:
         return names[name]
-    hint = suggest(name, names, separator="", quote=False) or f"there are {' '.join(names)}"
+    hint = suggest(name, names, separator="", quote=False) or f"available are {' '.join(names)}"
     raise FunctionError(f"unknown name {name} ({hint})")
 
 

@@ -80,10 +80,7 @@ def _write_table(table: Table, width: int | None) -> str:
 def _label_total(cells: list[str], columns: Sequence[Column]) -> list[str]:
     """Return the cells of the total with its label, whose column is hidden, in the first text column."""
     first = next((index for index, column in enumerate(columns) if column.is_text), None)
-    if first is None:
-        return cells
-    text = f"{_TOTAL}, {cells[first]}" if cells[first] else _TOTAL
-    return [*cells[:first], text, *cells[first + 1 :]]
+    return cells if first is None else [*cells[:first], _TOTAL, *cells[first + 1 :]]
 
 
 def hidden_columns_note(headings: Sequence[str], width: int | None) -> list[str]:
