@@ -36,7 +36,7 @@ def render(summary: Summary) -> str:
 
 
 class Note(NamedTuple):
-    """A sentence on the coverage; `tone` is "doubt" for assumed values, "gap" for missing ones."""
+    """A sentence on the coverage; its `tone`, "assumed" or "unsupported", selects a colour."""
 
     text: str
     tone: str = ""
@@ -69,14 +69,14 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
             sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
-            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "doubt")
+            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "assumed")
         )
     if "supposed" in summary.about:
-        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "doubt"))
+        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "assumed"))
     unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))
     if unsupported:
         named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]
-        sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "gap"))
+        sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
 
 

@@ -34,7 +34,7 @@ _NAME_WIDTHS = (20, 8)
 _INDENT = 2
 _GAP = len(GAP)
 _BOLD, _DIM, _BARS = "1", "2", "36"
-_TONES = {"gap": "31", "doubt": "33"}  # red, yellow
+_TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
 
 Paint = Callable[[str, str], str]
 
