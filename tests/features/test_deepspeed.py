@@ -375,5 +375,5 @@ def test_a_model_that_is_none_and_a_unit_that_is_none():
     for call in (FlopsProfiler, get_model_profile):
         with pytest.raises(TypeError, match=r"the model is a torch.nn.Module, not function"):
             call(lambda x: x)
-    with pytest.raises(ValueError, match="not 'P'"):
+    with pytest.raises(ValueError, match="got 'P'"):
         units.number_to_string(1, "P")

@@ -390,7 +390,7 @@ def test_modules_of_one_name_in_two_folders_are_not_mixed_up(repository, capsys)
 
 def test_the_command_line_says_what_it_does_not_take(saved, capsys):
     for arguments, message in {
-        ("zoo:lenet5", "zoo:lenet5", "--format", "txt"): "take 'text'",
+        ("zoo:lenet5", "zoo:lenet5", "--format", "txt"): "did you mean 'text'",
         (str(saved), "zoo:lenet5", "--input", "1,1,28,28"): "contains its inputs: omit --input",
         (__file__, "zoo:lenet5"): "is a file: a saved trace ends in .json",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",

@@ -228,10 +228,10 @@ def test_a_training_step_from_a_saved_trace():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"phase": "backward"}, TraceError, "no backward pass was recorded: give a loss; recorded was forward$"),
+        ({"phase": "backward"}, TraceError, "no backward pass was recorded: pass a loss; recorded was forward$"),
         ({"phase": "optimizer"}, TraceError, "no optimizer step was recorded"),
-        ({"phase": "backwards"}, ValueError, "unknown phase 'backwards': phases are forward, recompute"),
-        ({"by": "layer"}, ValueError, "no view by 'layer': choose 'module' or 'operator'"),
+        ({"phase": "backwards"}, ValueError, "phase must be one of forward, recompute"),
+        ({"by": "layer"}, ValueError, "no view by 'layer': use 'module' or 'operator'"),
         ({"sort": "tim"}, ValueError, "got 'tim': did you mean 'time'"),
         ({"sort": "peak"}, ValueError, "nothing can be sorted by 'peak': memory was not measured"),
         ({"sort": "roofline"}, ValueError, "no device was named whose peaks to take"),
@@ -333,9 +333,9 @@ def test_op_calls_stand_in_order_with_all_columns():
     table = profile_net(memory=True).op_table().splitlines()
     shapes = "[2,16] [4,16] [4] [2,4] counted"
     assert table[4].split() == f"2 linear_1 linear aten::linear.default head {shapes} 264 1 µs 200 300 +100".split()
-    assert table[5].split() == ["total", "3", "lines", "840", "8", "µs", "+300"]
+    assert table[5].split() == ["total", "3", "calls", "840", "8", "µs", "+300"]
     ranked = profile_net().op_table(sort="time", top=1).splitlines()
-    assert ranked[2].split()[1] == "relu" and ranked[-1] == "2 more lines."
+    assert ranked[2].split()[1] == "relu" and ranked[-1] == "2 more calls."
 
 
 def test_ops_are_ignored_by_name():
