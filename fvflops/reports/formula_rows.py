@@ -40,7 +40,7 @@ def row_report(table: FormulaTable, name: str) -> Document:
     row = table.row(op)
     schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
-        raise ValueError(f"no op is called {op!r}{suggest(op, [*table.rows, *table.modules])}")
+        raise ValueError(f"no op is named {op!r}{suggest(op, [*table.rows, *table.modules])}")
     lines = [("schema", str(schema)) for schema in schemas.values()]
     if row is not None:
         return _write_row(op, row, [*lines, *_describe_row(table, row, op)])

@@ -38,4 +38,4 @@ def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall])
     packet = packet_of(full)
     if full in known or (packet in known and packet not in ran):  # a valid op that did not run here
         return full
-    raise ValueError(f"no op is called {name!r}: the nearest is {nearest(full, sorted(known), cutoff=0)!r}")
+    raise ValueError(f"no op is named {name!r}: did you mean {nearest(full, sorted(known), cutoff=0)!r}?")

@@ -304,7 +304,7 @@ def test_a_copy_keeps_class_and_settings():
 
 def test_wrong_names_and_modes_say_what_is_right():
     analysis = FlopCountAnalysis(Toy(), torch.ones(1, 1, 32, 32))
-    with pytest.raises(KeyError, match=r"no module is named 'fc4'; the nearest is 'fc[123]'"):
+    with pytest.raises(KeyError, match=r"no module is named 'fc4': did you mean 'fc[123]'"):
         analysis.total("fc4")
     with pytest.raises(ValueError, match="owner, caller"):
         analysis.ancestor_mode("parent")

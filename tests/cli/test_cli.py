@@ -281,7 +281,7 @@ def test_ops_lists_and_explains(capsys):
     assert code == 0 and "ignored" in out
     for name, message in (
         ("aten::lineer", "'aten::linear'"),
-        ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
+        ("aten::add.Tenser", "no op is named 'aten::add.Tenser'"),
     ):
         code, out, err = run(capsys, "ops", name)
         assert (code, out) == (2, "") and message in err

@@ -344,9 +344,9 @@ def test_ops_are_ignored_by_name():
         assert [call.name for call in profile.op_calls(ignore=(name,))] == ["relu"]
     assert "Not listed: aten::linear (2 calls)." in profile.op_table(ignore=("aten::linear",))
     assert len(profile.op_calls(ignore=("aten::view",))) == 3  # there is such an op, and here it did not run
-    with pytest.raises(ValueError, match="no op is called 'aten::linaer': the nearest is 'aten::linear'"):
+    with pytest.raises(ValueError, match="no op is named 'aten::linaer': did you mean 'aten::linear'"):
         profile.op_calls(ignore=("aten::linaer",))
-    with pytest.raises(ValueError, match=r"no op is called 'aten::relu\.out': the nearest is 'aten::relu"):
+    with pytest.raises(ValueError, match=r"no op is named 'aten::relu\.out': did you mean 'aten::relu"):
         profile.op_calls(ignore=("aten::relu.out",))
 
 
