@@ -175,7 +175,7 @@ class ModelAnalysis:
         for named, handle in zip(args[::2], args[1::2], strict=True):
             name = name_class(named) if isinstance(named, type) else str(named)
             if not may_exist(name):
-                raise ValueError(f"no module class is called {name}: did you mean {suggest_class(name)}?")
+                raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
         self._counts = self._by_both = None
         return self
