@@ -177,7 +177,7 @@ class ModelAnalysis:
         for key, handle in zip(args[::2], args[1::2], strict=True):
             name = name_class(key) if isinstance(key, type) else str(key)
             if not may_exist(name):
-                raise ValueError(f"no module class is called {name}: did you mean {suggest_class(name)}?")
+                raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
         self._counts = self._by_module_and_operator = None
         return self

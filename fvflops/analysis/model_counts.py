@@ -171,7 +171,7 @@ class FlopCountAnalysis(_TableAnalysis):
         >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_graph().splitlines()[-2])
           n0 -> n1 [label="[4,2]"]
         """
-        graphs = [name for name, report in REPORTS.items() if report.of == "graph"]
+        graphs = [name for name, report in REPORTS.items() if report.source == "graph"]
         if format not in graphs:
             raise ValueError(f"graph format must be one of {', '.join(graphs)}; got {format!r}")
         return str(REPORTS[format](OpGraph(self._list_op_calls(), self.trace().modules), depth=depth))

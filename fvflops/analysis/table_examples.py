@@ -11,7 +11,7 @@ import torch
 from fvflops import paths
 from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
-from fvflops.formulas.language.example import Example, Given
+from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of
@@ -122,7 +122,7 @@ def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
     return values | {name: _build(value) for name, value in example.named.items()}
 
 
-def _build(value: Given) -> Any:
+def _build(value: Argument) -> Any:
     """Return the Python value or meta tensor that an example describes."""
     if isinstance(value, TensorSpec):
         dtype = getattr(torch, value.dtype, None)

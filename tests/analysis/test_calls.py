@@ -344,7 +344,7 @@ def test_recording_lines_changes_no_count():
 def test_what_no_line_of_the_model_calls_has_none(capsys, tmp_path):
     (tmp_path / "net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(8, 4), torch.ones(2, 8)\n")
     assert main(["count", f"{tmp_path}/net.py:build", "--by", "line"]) == 0
-    assert capsys.readouterr().out.splitlines()[4].startswith("(no line of the model's)         1     64")
+    assert capsys.readouterr().out.splitlines()[4].startswith("(outside the model's code)         1     64")
     assert main(["count", "zoo:lenet5", "--by", "line", "--format", "csv"]) == 0
     assert re.match(
         r"fvflops/zoo/lenet5.py:\d+,12,416520,416520,6518,366736,0$", capsys.readouterr().out.splitlines()[1]

@@ -196,7 +196,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
             ["transformers:CLIPModel", "--device", "meta"],
             "default inputs: input_ids=int64[1, 128]; pass",
         ),
-        (["zoo:lenet5", "--format", "txet"], "--format: no format is called 'txet': take 'text'"),
+        (["zoo:lenet5", "--format", "txet"], "got 'txet': did you mean 'text'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
         (["missing.py:model"], "there is no file 'missing.py'"),

@@ -146,7 +146,7 @@ MISTAKES = {
     "a list": ("models: [a]", 1, "models is a list, not a mapping"),
     "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' is defined twice, first on line 3"),
     "no YAML": ("models: ]", 1, "this is not YAML"),
-    "an anchor": ("models: &a {}", 1, "has no anchors"),
+    "an anchor": ("models: &a {}", 1, "anchors and aliases are not supported"),
 }
 
 

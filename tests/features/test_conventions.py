@@ -85,7 +85,7 @@ def test_the_report_explains_the_differences(capsys):
     assert main(["compare", "zoo:vit_b_16", "--tables", "fvcore,torch", "--device", "meta"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("zoo:vit_b_16 on float32[1, 3, 224, 224]\n")
-    assert "(MAC)" in text and "Why the others do not report 17.6G, as default does\n" in text
+    assert "A MAC (multiply-add) is" in text and "Why the others do not report 17.6G, as default does\n" in text
     assert re.search(r"\nfvcore +-715M  ignores scaled_dot_product_attention \(12 calls\)\n", text)
     assert re.search(r"\ntorch +\+17.6G  a MAC is 2 FLOPs, not 1\n", text)
     assert re.search(r"\ntorch +33.7G +2  16.8G +0\n", text)
@@ -124,8 +124,8 @@ def test_json_has_every_pair(capsys):
     [
         (["--tables", "fvcor"], "did you mean 'fvcore'"),
         (["--tables", ","], "--tables ',' names no convention"),
-        (["--format", "htlm"], "--format: no format is called 'htlm': take 'html'"),
-        (["--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'"),
+        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
+        (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
         (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
     ],
 )

@@ -319,7 +319,7 @@ def test_an_exception_passes_through_and_ends_the_profile():
     [
         ("enabeld: true", ":1: unknown key 'enabeld': did you mean 'enabled'?"),
         ("enabled: true\nprofile_step: soon", ":2: profile_step must be an integer >= 0, not 'soon'"),
-        ("flops_profiler: 3", ":1: flops_profiler is the text '3', not a mapping"),
+        ("flops_profiler: 3", ":1: flops_profiler is the string '3', not a mapping"),
         ("enabled: 1", ":1: enabled must be true or false; got 1"),
         ("top_modules: 0", ":1: top_modules must be an integer >= 1, not 0"),
     ],
@@ -376,5 +376,5 @@ def test_an_invalid_model_and_an_invalid_unit():
     for call in (FlopsProfiler, get_model_profile):
         with pytest.raises(TypeError, match=r"the model must be a torch.nn.Module; got function"):
             call(lambda x: x)
-    with pytest.raises(ValueError, match="not 'P'"):
+    with pytest.raises(ValueError, match="got 'P'"):
         units.number_to_string(1, "P")

@@ -345,7 +345,7 @@ def test_another_measure_sorts():
     assert "Cost of the model: Parameters +56 (+96.6%)" in report.render(difference, measure="parameters")
     with pytest.raises(ValueError, match="measure must be one of"):
         report.render(difference, measure="time")
-    assert "1 row more: difference +48." in report.render(difference, top=1)
+    assert "1 more row: difference +48." in report.render(difference, top=1)
 
 
 # --- the command line ---
@@ -390,7 +390,7 @@ def test_modules_of_one_name_in_two_folders_are_not_mixed_up(repository, capsys)
 
 def test_the_command_line_reports_invalid_arguments(saved, capsys):
     for arguments, message in {
-        ("zoo:lenet5", "zoo:lenet5", "--format", "txt"): "take 'text'",
+        ("zoo:lenet5", "zoo:lenet5", "--format", "txt"): "did you mean 'text'",
         (str(saved), "zoo:lenet5", "--input", "1,1,28,28"): "contains its inputs: omit --input",
         (__file__, "zoo:lenet5"): "is a file: a saved trace ends in .json",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",
@@ -466,7 +466,7 @@ def test_every_format_writes_the_difference(format, two_traces, capsys):
 def test_sort_and_top_apply_to_both_tables(two_traces, capsys):
     assert main(["diff", *two_traces, "--top", "1", "--sort", "name"]) == 0
     out = capsys.readouterr().out
-    assert "2 rows more: difference +384." in out
+    assert "2 more rows: difference +384." in out
     assert main(["diff", *two_traces, "--sort", "parameters", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [int(row["parameters"]) for row in rows] == [80, 64, 40]

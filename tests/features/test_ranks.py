@@ -537,7 +537,7 @@ def test_every_format_writes_the_plan(format, capsys):
     elif format == "json":
         assert written["parameters"] == 62784 and len(written["communication"]) == 3
     else:
-        assert "251,136" in written.replace("{,}", ",") and "1 collective more." in written
+        assert "251,136" in written.replace("{,}", ",") and "1 more collective." in written
 
 
 def test_a_plan_says_what_is_assumed_and_unsupported():
@@ -559,7 +559,7 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
         (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
-        (["--mesh", "dp=2", "--format", "xml"], "no format is called 'xml': take 'html'"),
+        (["--mesh", "dp=2", "--format", "xml"], "got 'xml': did you mean 'html'"),
     ],
     ids=["size", "twice", "dtype", "shard", "format"],
 )

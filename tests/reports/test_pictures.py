@@ -81,7 +81,7 @@ def test_another_measure_and_a_depth():
         ("small", 1): (0, pytest.approx(1 / 7)),
         ("block", 1): pytest.approx((1 / 7, 6 / 7)),
     }
-    with pytest.raises(ValueError, match="no measure 'flop': there are flops, macs"):
+    with pytest.raises(ValueError, match="measure must be one of flops, macs"):
         icicle.draw_icicle(breakdown, measure="flop")
 
 
@@ -202,7 +202,7 @@ class Unrun(nn.Module):
 
 def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypatch):
     analysis = FlopCountAnalysis(Unrun(), torch.ones(1))
-    with pytest.raises(PlotError, match=r"net.pdf: a plot is written as .svg or .png"):
+    with pytest.raises(PlotError, match=r"net.pdf: a plot must be an .svg or .png file"):
         analysis.to_picture("net.pdf")
     with pytest.raises(OSError, match=r"/dev/null/net.svg cannot be written"):
         analysis.to_picture("/dev/null/net.svg")
@@ -221,7 +221,7 @@ def test_what_cannot_be_written_is_told_before_the_model_runs(tmp_path, monkeypa
             "--format svg supports --by module; got operator",
         ),
         (["count", "none:x", "--format", "svg", "--output", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
-        (["roofline", "none:x", "--device", "H100", "--plot", "x.pdf"], "x.pdf: a plot is written as .svg or .png"),
+        (["roofline", "none:x", "--device", "H100", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
         (["roofline", "none:x", "--device", "H100", "--plot", "/dev/null/x.svg"], "/dev/null/x.svg cannot be written"),
         (["roofline", "--measure", "--plot", "x.svg"], "without a MODEL there is nothing to draw"),
     ],

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per module (default), operator, both, op call, module call or source line",
     )
     add_depth(parser)
-    add_report(parser, more={name: report.note for name, report in REPORTS.items() if name not in FORMATS})
+    add_report(parser, more={name: report.help for name, report in REPORTS.items() if name not in FORMATS})
     parser.add_argument(
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.by in CALL_VIEWS:
         write_report(call_report(flops, arguments.by, depth=arguments.depth), arguments)
         return 0
-    source = _SOURCES[report.of](flops)
+    source = _SOURCES[report.source](flops)
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
     if isinstance(content, bytes):
         paths.write_bytes(arguments.output, content)
@@ -87,10 +87,10 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         if by not in report.views:
             raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
         for option in ("sort", "top"):
-            if getattr(arguments, option) is not None and option not in report.takes:
+            if getattr(arguments, option) is not None and option not in report.options:
                 raise ValueError(f"--{option} does not apply to --format {format}: omit it")
-    if arguments.collapse and "collapse" not in report.takes:
-        formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.takes)
+    if arguments.collapse and "collapse" not in report.options:
+        formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.options)
         raise ValueError(f"--collapse supports --format {formats}; got {format}")
     if arguments.collapse and by not in ("module", "both"):
         raise ValueError(f"--collapse merges rows of equal modules: omit --by {by}")
@@ -139,7 +139,7 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     terminal = find_terminal(sys.stdout) if arguments.output is None else None
     terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
     options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
-    return {name: value for name, value in options.items() if name in report.takes}
+    return {name: value for name, value in options.items() if name in report.options}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:

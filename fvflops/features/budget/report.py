@@ -9,7 +9,7 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange
 from fvflops.reports import document as doc
-from fvflops.reports.document import Document, Part, Table, Value, data_only, words
+from fvflops.reports.document import Document, Part, Table, Value, data_only, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
@@ -56,7 +56,11 @@ def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None,
         title = f"{plain_name(file)}: {plain_name(name)} is up to date."
     else:
         title = f"{plain_name(file)}: {plain_name(name)} {'added' if added else 'updated'}."
-    columns = words("entry", form=printable_short), words("before", form=printable_short), words("after")
+    columns = (
+        text_column("entry", form=printable_short),
+        text_column("before", form=printable_short),
+        text_column("after"),
+    )
     hidden = [] if any(old is not None for _, old, _ in changes) else ["before"]
     return Document("budget_update", title, [Table("changes", data_only(columns, hidden), changes, noun="entry")])
 
@@ -78,14 +82,14 @@ def _list_results(results: Sequence[CheckResult]) -> Table:
     )
     form = format_thousands if needs_all_digits else format_short
     columns = (
-        words("metric", form=_name_metric),
-        words("limit"),
-        doc.number("budget", form=form),
-        doc.number("tolerance", form=lambda share: f"{100 * share:g}%"),
-        doc.number("actual", form=form),
-        doc.difference("difference"),
-        doc.difference("relative", form=format_change),
-        words("verdict"),
+        text_column("metric", form=_name_metric),
+        text_column("limit"),
+        doc.number_column("budget", form=form),
+        doc.number_column("tolerance", form=lambda share: f"{100 * share:g}%"),
+        doc.number_column("actual", form=form),
+        doc.difference_column("difference"),
+        doc.difference_column("relative", form=format_change),
+        text_column("verdict"),
     )
     hidden = [] if any(result.limit.tolerance for result in results) else ["tolerance"]
     rows = [_list_values(result) for result in results]
@@ -124,12 +128,12 @@ def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
         for (_, before, after), names in names_by_change.items()
     ]
     columns = (
-        words(noun, form=lambda name: printable_short(name) or "model"),
-        doc.number("count", form=format_thousands),
-        doc.number("before"),
-        doc.number("after"),
-        doc.difference("difference"),
-        doc.difference("relative", form=format_change),
+        text_column(noun, form=lambda name: printable_short(name) or "model"),
+        doc.number_column("count", form=format_thousands),
+        doc.number_column("before"),
+        doc.number_column("after"),
+        doc.difference_column("difference"),
+        doc.difference_column("relative", form=format_change),
     )
     table = Table(
         f"{noun}s",

@@ -7,22 +7,22 @@ from dataclasses import asdict
 from typing import Any
 
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
-from fvflops.reports.document import Document, Items, Table, Value, number, words
+from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.units import format_quantity, format_short
 
 MAX_REASONS = 5  # for each convention
 _PREFACE = (
-    "A floating-point operation (FLOP) is one addition or multiplication; a multiply-add (MAC) is a multiplication "
-    "with the addition of its product. Conventions differ in whether a MAC counts as one FLOP or two, and in which "
-    "other arithmetic they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
+    "A FLOP is one floating-point operation: an addition, a multiplication, a comparison and so on. A MAC "
+    "(multiply-add) is a multiplication and the addition of its product. Conventions differ in whether a MAC counts as "
+    "one FLOP or two, and in which other operations they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
 )
 _TOTALS = (
-    words("convention"),
-    number("total"),
-    number("multiply_add", "FLOPs per MAC", form=str),
-    number("macs", "MACs"),
-    number("flops", "other FLOPs"),
+    text_column("convention"),
+    number_column("total"),
+    number_column("multiply_add", "FLOPs per MAC", form=str),
+    number_column("macs", "MACs"),
+    number_column("flops", "other FLOPs"),
 )
 
 
@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
     parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", descriptions)]
     if reasons:
-        columns = (words("convention"), number("difference", form=_sign), words("reason"))
+        columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
         parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
     return Document("comparison", comparison.subject, parts, data=_encode(comparison))

@@ -17,7 +17,7 @@ from fvflops.features.diff.model import (
     sum_costs,
 )
 from fvflops.reports import document as doc
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, words
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
@@ -100,7 +100,7 @@ def _describe_equality(difference: ModelDifference) -> str:
 
 def _list_totals(difference: ModelDifference) -> Table:
     rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
-    return Table("totals", (words("metric"), *_number_columns()), rows, noun="metric")
+    return Table("totals", (text_column("metric"), *_number_columns()), rows, noun="metric")
 
 
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
@@ -108,9 +108,9 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
     rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
     others = _order_others(measure, MEASURES)
     columns = (
-        words("module", form=lambda name: printable_short(name) or "model", keep=True),
-        words("change"),
-        words("class", form=printable_short),
+        text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
+        text_column("change"),
+        text_column("class", form=printable_short),
         *_number_columns(),
         *map(_difference_column, others),
     )
@@ -140,8 +140,8 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
     others = _order_others(measure, (*MEASURES[:3], "calls"))
     statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
     columns = (
-        words("operator", form=printable_short),
-        words("status"),
+        text_column("operator", form=printable_short),
+        text_column("status"),
         *_number_columns(),
         *map(_difference_column, others),
     )
@@ -171,12 +171,12 @@ def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
 
 
 def _number_columns() -> tuple[Column, ...]:
-    ratio = doc.number("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
-    return doc.number("before"), doc.number("after"), doc.difference("difference"), ratio
+    ratio = doc.number_column("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
+    return doc.number_column("before"), doc.number_column("after"), doc.difference_column("difference"), ratio
 
 
 def _difference_column(measure: str) -> Column:
-    return doc.difference(measure, _HEADINGS[measure])
+    return doc.difference_column(measure, _HEADINGS[measure])
 
 
 def _list_numbers(change: Change) -> tuple[Value, ...]:

@@ -273,7 +273,7 @@ class _Walk:
         if region.kind != "module" or event.phase in BY_OWNER:
             return
         names = [region.name]
-        regions = [self._trace.regions[outer.region] for outer in call.around()]
+        regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
         enclosing = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
             if not any(_is_in(inner, name) for inner in enclosing):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.features.profiling.model import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
-from fvflops.reports.document import Column, Document, Part, Table, Value, modules, number, words
+from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.names import plain_name
 from fvflops.trace import PHASES
 from fvflops.units import (
@@ -80,11 +80,11 @@ def profile_report(
             name: row for name, row in rows.items() if depth_of(name) <= limit or (in_order and outlier(row, total))
         }
         if in_order and len(shown) < len(rows):
-            notes.append(f"{format_quantity(len(rows) - len(shown), by)} more below depth {limit}.")
+            notes.append(f"{format_quantity(len(rows) - len(shown), f'more {by}')} below depth {limit}.")
     columns = _choose_columns(measured, by, phase)
     table = Table(
         f"{by}s",
-        [modules() if by == "module" else _OPERATOR, *(column.column for column in columns)],
+        [module_column() if by == "module" else _OPERATOR, *(column.column for column in columns)],
         [(name, *(column.value(_RowContext(name, row, total)) for column in columns)) for name, row in shown.items()],
         total=None if by == "module" else _add_up(total, columns),
         notes=notes,
@@ -119,33 +119,33 @@ class _ReportColumn(NamedTuple):
 def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_ReportColumn]:
     """Return the columns, the most important first."""
     timed = "time" in measured.columns
-    columns = [_ReportColumn(number("calls", form=_calls), lambda item: item.row.calls)]
+    columns = [_ReportColumn(number_column("calls", form=_calls), lambda item: item.row.calls)]
     if timed:
-        columns.append(_ReportColumn(number("time", form=_time), lambda item: item.row.total_ns))
+        columns.append(_ReportColumn(number_column("time", form=_time), lambda item: item.row.total_ns))
         columns.append(_ReportColumn(_TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns)))
         if measured.peaks:
             columns.append(_ReportColumn(_ROOFLINE, lambda item: item.row.roofline_share or None))
         if by == "module":
-            columns.append(_ReportColumn(number("self", form=_time), lambda item: item.row.self_ns))
+            columns.append(_ReportColumn(number_column("self", form=_time), lambda item: item.row.self_ns))
         if phase is None and len(measured.phases) > 1:
             columns += [_phase_column(measured, by, name) for name in measured.phases]
-    columns.append(_ReportColumn(number("flops", "FLOPs"), lambda item: item.row.flops))
+    columns.append(_ReportColumn(number_column("flops", "FLOPs"), lambda item: item.row.flops))
     if measured.unknown:
-        columns.append(_ReportColumn(number("unsupported", form=_calls), lambda item: item.row.unknown))
+        columns.append(_ReportColumn(number_column("unsupported", form=_calls), lambda item: item.row.unknown))
     if timed:
-        columns.append(_ReportColumn(number("rate", "FLOP/s"), lambda item: item.row.flops_per_second))
+        columns.append(_ReportColumn(number_column("rate", "FLOP/s"), lambda item: item.row.flops_per_second))
         columns.append(_ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False))
-        columns.append(_ReportColumn(words("mark"), lambda item: outlier(item.row, item.total), in_total=False))
-    columns.append(_ReportColumn(number("bytes"), lambda item: item.row.bytes))
+        columns.append(_ReportColumn(text_column("mark"), lambda item: outlier(item.row, item.total), in_total=False))
+    columns.append(_ReportColumn(number_column("bytes"), lambda item: item.row.bytes))
     if measured.unknown_traffic:
         columns.append(_ReportColumn(_UNKNOWN_BYTES, lambda item: item.row.unknown_traffic))
     columns.append(_ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None))
     if "memory" in measured.columns:
-        columns.append(_ReportColumn(number("memory", "retained"), lambda item: item.row.retained))
-        columns.append(_ReportColumn(number("peak"), lambda item: item.row.peak))
+        columns.append(_ReportColumn(number_column("memory", "retained"), lambda item: item.row.retained))
+        columns.append(_ReportColumn(number_column("peak"), lambda item: item.row.peak))
     columns.append(_ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)))
-    columns.append(_ReportColumn(number("read"), lambda item: item.row.read))
-    columns.append(_ReportColumn(number("written"), lambda item: item.row.written))
+    columns.append(_ReportColumn(number_column("read"), lambda item: item.row.read))
+    columns.append(_ReportColumn(number_column("written"), lambda item: item.row.written))
     return [_make_optional(column) for column in columns]
 
 
@@ -162,7 +162,7 @@ def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:
         row = total if item.row is item.total else rows.get(item.name)
         return None if row is None else row.total_ns
 
-    return _ReportColumn(number(phase, form=_time), value)
+    return _ReportColumn(number_column(phase, form=_time), value)
 
 
 def _calls(count: int) -> str:
@@ -177,13 +177,13 @@ def _percent(share: float) -> str:
     return format_percent(share, 1)
 
 
-_OPERATOR = words("operator", form=lambda op: op.removeprefix("aten::"))
-_TIME_SHARE = number("share", "% time", form=_percent)
-_FLOP_SHARE = number("flops_share", "% FLOPs", form=_percent)
-_ROOFLINE = number("roofline", form=_percent)
-_MISMATCH = number("mismatch", "time:FLOPs", form=format_ratio)
-_INTENSITY = number("intensity", "FLOP/byte", form=format_ratio)
-_UNKNOWN_BYTES = number("unknown_bytes", "unknown bytes", form=_calls)
+_OPERATOR = text_column("operator", form=lambda op: op.removeprefix("aten::"))
+_TIME_SHARE = number_column("share", "% time", form=_percent)
+_FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
+_ROOFLINE = number_column("roofline", form=_percent)
+_MISMATCH = number_column("mismatch", "time:FLOPs", form=format_ratio)
+_INTENSITY = number_column("intensity", "FLOP/byte", form=format_ratio)
+_UNKNOWN_BYTES = number_column("unknown_bytes", "unknown bytes", form=_calls)
 
 
 def _share(part: int, total: int) -> float | None:

@@ -9,7 +9,18 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, Sizes
 from fvflops.features.scaling.polynomial import Exponents, Polynomial
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, modules, number, words
+from fvflops.reports.document import (
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    data_only,
+    module_column,
+    number_column,
+    text_column,
+)
 from fvflops.reports.names import list_ops
 from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
@@ -100,7 +111,7 @@ def _list_modules(cost: CostExpression, depth: int) -> Table:
     rows: list[tuple[Value, ...]] = [
         (name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()
     ]
-    columns = (modules(), *(_term_column(cost, exponents) for exponents in ordered), words("note"))
+    columns = (module_column(), *(_term_column(cost, exponents) for exponents in ordered), text_column("note"))
     return Table(
         "modules",
         data_only(columns, [] if any(row[-1] for row in rows) else ["note"]),
@@ -117,7 +128,7 @@ def _term_column(cost: CostExpression, exponents: Exponents) -> Column:
         if exponent
     ]
     heading = Polynomial.of(cost.names, {exponents: 1}).write(cost.symbols)
-    return number("*".join(powers) or "1", heading, form=_write_coefficient)
+    return number_column("*".join(powers) or "1", heading, form=_write_coefficient)
 
 
 def _list_coefficients(part: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
@@ -151,9 +162,9 @@ def _sort_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
 
 def _list_runs(cost: CostExpression) -> Table:
     columns = (
-        *(number(name, form=format_thousands) for name in cost.names),
-        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
-        words("used"),
+        *(number_column(name, form=format_thousands) for name in cost.names),
+        number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        text_column("used"),
     )
     rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
     return Table("runs", data_only(columns, ["used"] if cost.polynomial is None else []), rows, noun="run")
@@ -168,10 +179,10 @@ def _list_parts(cost: GenerationCost) -> Table:
             rows.append((f"token {format_thousands(step + 2)}", cost.prompt + step, value))
     rows.append((f"all {format_thousands(cost.new - 1)} decoded", None, cost.total - prefill))
     columns = (
-        words("part"),
-        number("cache", form=format_thousands),
-        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
-        number("share", form=format_share),
+        text_column("part"),
+        number_column("cache", form=format_thousands),
+        number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        number_column("share", form=format_share),
     )
     return Table(
         "parts",
