@@ -7,8 +7,9 @@ torch is imported with the first name, and a name's own module (triton's wrapper
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
-name is then None: some supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
+newer than the oldest supported torch, by `older`, which does the same there. An `optional` name is then None: some
+supported versions of torch do not have it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Callable[..., Any] | None = None
+    older: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -87,8 +89,8 @@ class Internal:
                 return value
             holder = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional:
-                return None
+            if self.optional or self.older is not None:
+                return self.older
             if self.fallback is not None:
                 warnings.warn(str(error), stacklevel=3)
                 return self.fallback
@@ -132,6 +134,7 @@ _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
+_SAVED_HOOKS = "removal of saved-tensor hooks that an interrupt left behind"
 _SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
@@ -141,6 +144,23 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
+
+
+def _list_autocast_devices() -> list[str]:
+    """Return the devices that autocast knows, where torch has no list of them (before 2.9)."""
+    import torch
+
+    return [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
+
+
+def _clear_cached_shardings() -> None:
+    """Clear DTensor's sharding cache, where torch has no function for it (before 2.9)."""
+    from torch.distributed.tensor import DTensor
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+
 
 INTERNALS: Mapping[str, Internal] = {
     # Calls of modules, functions and backward passes
@@ -227,20 +247,20 @@ INTERNALS: Mapping[str, Internal] = {
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
-    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED),
+    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _SAVED_HOOKS, optional=True),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
     "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
     "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
     "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
-    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED),
+    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED, older=_list_autocast_devices),
     "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
     "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
     "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),
     "set_view_replay": Internal("torch._C", "_set_view_replay_enabled", _RESTORED),
-    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS),
-    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS),
+    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS, optional=True),
+    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS, optional=True),
     "global_device_context": Internal("torch", "_GLOBAL_DEVICE_CONTEXT", _SETTINGS, "reader"),
     "print_options": Internal("torch._tensor_str", "PRINT_OPTS", _SETTINGS, "reader"),
     # Profiling
@@ -254,7 +274,9 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "default_process_group": Internal("torch.distributed.distributed_c10d", "_get_default_group", _PLAN),
     "FakeStore": Internal("torch.testing._internal.distributed.fake_pg", "FakeStore", _PLAN),
-    "clear_sharding_cache": Internal("torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN),
+    "clear_sharding_cache": Internal(
+        "torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN, older=_clear_cached_shardings
+    ),
     "all_gather_with_gradient": Internal(
         "torch.distributed._functional_collectives", "all_gather_tensor_autograd", "plan of context parallelism"
     ),
