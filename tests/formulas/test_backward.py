@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.capture.recorder.signature import describe_call
@@ -550,14 +550,6 @@ def test_onednn_has_a_linear_op_for_each_gradient():
 
 
 # --- beside torch's own counter ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _formulas_of_torch_2_13(monkeypatch):
-    """Take from torch's counter the formulas that are newer than the convention `torch`."""
-    for suffix in ("", "_backward"):
-        op = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}")
-        monkeypatch.delitem(flop_registry, op, raising=False)
 
 
 def count_beside(model, inputs, table="default"):

@@ -85,14 +85,6 @@ INSIDE_A_KERNEL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _formulas_of_torch_2_13(monkeypatch):
-    """Take from torch's counter the formulas that are newer than the convention `torch`."""
-    for suffix in ("", "_backward"):
-        op = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}")
-        monkeypatch.delitem(flop_registry, op, raising=False)
-
-
 @contextmanager
 def quiet():
     with warnings.catch_warnings():
