@@ -1,6 +1,7 @@
-"""What the installed torch lacks of the ops that the tables price."""
+"""How the installed torch differs from the one that the tables are written for."""
 
 import torch
+from torch.utils.flop_counter import flop_registry
 
 # An older torch lacks some ops, or their kernels for the meta device.
 WRITTEN_FOR = (2, 13)
@@ -23,3 +24,9 @@ GONE = frozenset(("_native::_foreach_mm_native_0", "aten::cholesky", "aten::qr")
 def may_lack(op: str) -> bool:
     """Return whether a supported torch may have no such op."""
     return OLDER or op in LATER or op in GONE
+
+
+def forget_later_formulas() -> None:
+    """Take from torch's counter the formulas that it got after the version that the convention `torch` follows."""
+    for suffix in ("", "_backward"):
+        flop_registry.pop(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}"), None)

@@ -60,7 +60,12 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
 def _around_forward(recorder: Recorder, find: Callable[..., Any]) -> Callable[..., Any]:
     def look_up(cls: Any) -> Any:
         function = find(cls)
-        call = _around(recorder, lambda cls, *args, **kwargs: function(*args, **kwargs))
+
+        def run(_: type, *args: Any, **kwargs: Any) -> Any:
+            recorder.own_last_node()  # `apply` has created the function's node already
+            return function(*args, **kwargs)
+
+        call = _around(recorder, run)
         has_context = cls.setup_context is Function.setup_context  # as the first argument
 
         @wraps(function)  # torch reads its signature
