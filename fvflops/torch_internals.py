@@ -134,7 +134,6 @@ _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
-_SAVED_HOOKS = "removal of saved-tensor hooks that an interrupt left behind"
 _SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
@@ -145,18 +144,9 @@ _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
 
-_AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
-
-
-def _list_autocast_devices() -> list[str]:
-    """Return the devices that autocast knows, where torch has no list of them (before 2.9)."""
-    import torch
-
-    return [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
-
 
 def _clear_cached_shardings() -> None:
-    """Clear DTensor's sharding cache, where torch has no function for it (before 2.9)."""
+    """Clear DTensor's sharding cache, where torch has no function for it (2.9)."""
     from torch.distributed.tensor import DTensor
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
@@ -247,20 +237,20 @@ INTERNALS: Mapping[str, Internal] = {
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
-    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _SAVED_HOOKS, optional=True),
+    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
     "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
     "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
     "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
-    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED, older=_list_autocast_devices),
+    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED),
     "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
     "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
     "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),
     "set_view_replay": Internal("torch._C", "_set_view_replay_enabled", _RESTORED),
-    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS, optional=True),
-    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS, optional=True),
+    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS),
+    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS),
     "global_device_context": Internal("torch", "_GLOBAL_DEVICE_CONTEXT", _SETTINGS, "reader"),
     "print_options": Internal("torch._tensor_str", "PRINT_OPTS", _SETTINGS, "reader"),
     # Profiling

@@ -14,15 +14,18 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
 
+
 class _ForwardPatch(Patch):
     """Patch of `forward` as it is looked up on a Function: a property of the metaclass, which precedes the class's."""
 
     def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
-        return next(vars(base)["forward"] for base in receiver.__mro__ if "forward" in vars(base)).__get__(None, receiver)
+        return next(vars(base)["forward"] for base in receiver.__mro__ if "forward" in vars(base)).__get__(
+            None, receiver
+        )
 
 
-# An `apply` bound at import (`swish = Swish.apply`) is recorded too: patched is what every `apply` calls. That is the base
-# class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
+# An `apply` bound at import (`swish = Swish.apply`) is recorded too: patched is what every `apply` calls. That is the
+# base class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
 _IS_PYTHON = isinstance(vars(Function)["apply"], classmethod)
 _APPLY = Patch(*function_apply, as_attribute=classmethod)
 _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)

@@ -113,7 +113,7 @@ class TorchState:
             undo_transforms(layers)
         while forward_ad_level() > level:
             forward_ad.exit_dual_level()
-        while (top := _top_hooks()) is not None and not _are_identical(top, hooks):
+        while (top := top_saved_hooks(True)) is not None and not _are_identical(top, hooks):
             pop_saved_hooks()
         if not _are_identical(function_mode_stack(), function_modes):
             _set_function_modes(function_modes)
@@ -151,7 +151,7 @@ def _read_state() -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         _get_settings(),
         _get_nesting(),
-        _top_hooks(),
+        top_saved_hooks(True),
         transform_depth(),
         forward_ad_level(),
     )
@@ -292,11 +292,6 @@ def _set_keys(keys: tuple[int, int]) -> None:
     guard = ForceDispatchKeys(*map(DispatchKeySet.from_raw_repr, keys))
     guard.__enter__()
     _guards.append(guard)
-
-
-def _top_hooks() -> Any:
-    """Return the innermost saved-tensor hooks; None without any, and always before torch 2.8, which cannot tell."""
-    return None if top_saved_hooks is None else top_saved_hooks(True)
 
 
 def _get_nesting() -> int:
