@@ -146,7 +146,7 @@ _UNSEEN = "detection of work outside the dispatcher"
 
 
 def _clear_cached_shardings() -> None:
-    """Clear DTensor's sharding cache, where torch has no function for it (2.9)."""
+    """Clear DTensor's sharding cache, where torch has no function for it (2.10)."""
     from torch.distributed.tensor import DTensor
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
