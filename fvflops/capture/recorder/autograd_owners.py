@@ -52,6 +52,12 @@ class NodeOwners:
         nodes.owners[number - 1] = stack, op
         nodes.next_number = number
 
+    def assign_last(self, stack: int) -> None:
+        """Assign the node created last to a stack."""
+        self.note(stack)
+        numbers = self._threads[get_ident()]
+        numbers.given[numbers.next - 1] = stack, ""
+
     def assign_graph(self, results: Any, arguments: Any, stack: int) -> None:
         """Assign the nodes between nested arguments and results to a stack, except those assigned before.
 

@@ -267,6 +267,11 @@ class Recorder(ThreadState):
         if probe is not None:
             probe.overhead_ns += probe.clock() - left_ns
 
+    def own_last_node(self) -> None:
+        """Assign the autograd node created last, before the open region was entered, to that region."""
+        if self.backward and self.is_recording_thread():
+            self.owners.assign_last(self.thread_state().stack)
+
     def extend_stack(self, stack: int, region: int) -> int:
         """Return the index of a stack extended by a region."""
         key = stack, region
