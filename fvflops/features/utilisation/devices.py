@@ -30,7 +30,20 @@ DTYPES = {
 _SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
 
 # Words of a name that do not distinguish devices.
-_VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "gpu")
+_VENDORS = (
+    "nvidia",
+    "tesla",
+    "geforce",
+    "amd",
+    "instinct",
+    "google",
+    "cloud",
+    "aws",
+    "amazon",
+    "intel",
+    "apple",
+    "gpu",
+)
 _KINDS = ("matrix", "sparse", "vector")
 _AMOUNTS = ("bandwidth", "memory")
 _TEXTS = ("vendor", "unit", "source", "note")
