@@ -54,9 +54,9 @@ class NodeOwners:
 
     def assign_last(self, stack: int) -> None:
         """Assign the node created last to a stack."""
-        self.note(stack)
-        numbers = self._threads[get_ident()]
-        numbers.given[numbers.next - 1] = stack, ""
+        self.assign_new(stack)
+        nodes = self._threads[get_ident()]
+        nodes.owners[nodes.next_number - 1] = stack, ""
 
     def assign_graph(self, results: Any, arguments: Any, stack: int) -> None:
         """Assign the nodes between nested arguments and results to a stack, except those assigned before.
