@@ -30,7 +30,10 @@ DTYPES = {
 _SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
 
 # Words of a device's name that do not distinguish it.
-_VENDORS = tuple(
+_VENDORS = (
+    *("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple"),
+    "gpu",
+)
     ["nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple", "gpu"]
 )
 _KINDS = ("matrix", "sparse", "vector")
