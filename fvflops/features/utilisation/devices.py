@@ -30,10 +30,7 @@ DTYPES = {
 _SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
 
 # Words of a device's name that do not distinguish it.
-_VENDORS = (
-    *("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple"),
-    "gpu",
-)
+_VENDORS = frozenset(
     ["nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple", "gpu"]
 )
 _KINDS = ("matrix", "sparse", "vector")
